@@ -54,8 +54,8 @@ plt.show()
 # %% [markdown]
 # ## 2. The smallest real run: two ranks say hello and add their numbers
 #
-# `launch(fn, nprocs)` starts `nprocs` new processes and calls `fn(rank)` in each of them. What a rank prints
-# appears here with its number in front. What it returns comes back in a list, rank 0 first.
+# `launch(fn, nprocs)` starts `nprocs` new processes and calls `fn(rank)` in each of them. What a rank prints appears
+# here with the rank's number in front. The returned values come back in a list, rank 0 first.
 
 # %%
 counter = 0
@@ -91,10 +91,10 @@ launch(add_numbers, 2)
 # %% [markdown]
 # ### 0.1 The average of all ranks (1 point)
 #
-# An exercise is a function without a body. Replace the line `raise NotImplementedError` by your answer, run
-# the cell, and run the check below it. The check tries your answer on fresh inputs with several ranks. It
-# tells you what was expected, what came, and the most likely reason. Try as often as you like: only a
-# passed check counts. Here is a wrong answer to this exercise, and what the check says about it.
+# An exercise is a function without a body. Replace the line `raise NotImplementedError` by your answer, run the cell,
+# and run the check below it. The check tries your answer on fresh inputs with several ranks. It tells you what was
+# expected, what you returned, and the most likely reason. Try as often as you like: only a passed check counts. Here
+# is a wrong answer to this exercise, and what the check says about it.
 
 
 # %%
@@ -136,10 +136,10 @@ check("0.1", average_over_ranks)
 # %% [markdown]
 # ## 3. Predict, then measure: sums and bytes of four ranks
 #
-# Say what will come out before you run something. Four ranks have a tensor of 1000 float32 numbers each, and all
-# numbers of rank $r$ are $r + 1$. The ranks call `all_reduce` on this tensor, and then they call it on the same
-# tensor once more. A float32 number takes 4 bytes. Write your predictions in place of the dots. If you leave them
-# open, the table shows what was measured.
+# Predict the result before you run something. Four ranks have a tensor of 1000 float32 numbers each, and all numbers
+# of rank $r$ are $r + 1$. The ranks call `all_reduce` on this tensor twice. How large is each number then, and how
+# many bytes does a rank hand in to both calls together? A float32 number takes 4 bytes. Write your predictions in
+# place of the dots. If you leave them open, the table shows what was measured.
 
 # %% tags=["prediction"]
 predicted = {
@@ -231,7 +231,7 @@ print("largest difference on each rank:", launch(add_by_hand, 2))
 # ### 0.3 Pass it on (2 points)
 #
 # Every rank sends its tensor to the next rank, the last rank to rank 0, and returns what it received. Your answer has
-# to work for any number of ranks, also for one.
+# to work for any number of ranks, including one.
 
 
 # %% nbgrader={"grade_id": "0.3", "solution": true}
@@ -262,8 +262,8 @@ check("0.3", pass_on)
 # %% [markdown]
 # ## 5. Break it: a rank that does not come, and a rank that fails
 #
-# The most common failure in distributed training is silence: a rank waits for another one that never
-# comes. `launch` tells you who waits, and where.
+# The most common failure in distributed training is silence: a rank waits for another that never comes. `launch`
+# tells you who waits, and where.
 #
 # **Bug hunt.** The author of the next cell wants the sum to be printed once. What does rank 0 wait for?
 
@@ -282,8 +282,8 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# A collective takes place when *all* ranks have called it. The repair is to move `all_reduce` in front of
-# the `if`. The second kind of failure is an error in one rank:
+# A collective takes place when *all* ranks have called it. The repair is to move `all_reduce` before the `if`. The
+# second kind of failure is an error in one rank:
 
 
 # %%
@@ -334,14 +334,14 @@ progress_map()
 plt.show()
 
 # %% [markdown]
-# *A building is a chapter, and a window is an exercise: green once its check has passed. A flag: the chapter is
-# complete.* The same in words:
+# *A building is a chapter, and a window is an exercise: green once its check has passed. A flag means that the
+# chapter is complete.* The same in words:
 
 # %% tags=["nbval-ignore-output"]
 print(progress_text())
 
 # %% [markdown]
-# Your progress is one small file on this machine, and it goes nowhere. [The quick reference](quick_reference.ipynb)
+# Your progress is one small file on this machine, and it is sent nowhere. [The quick reference](quick_reference.ipynb)
 # says how to delete it, or take it to another machine.
 
 # %% [markdown]
@@ -360,8 +360,8 @@ for variables in launch(who_am_i, 2):
     print(variables)
 
 # %% [markdown]
-# `RANK` is the number of this process among all, `WORLD_SIZE` is how many there are, and `LOCAL_RANK` is its number on
-# its own machine, which chooses the GPU. In chapter 3 you run a whole training script under `torchrun`.
+# `RANK` is the number of this process among all, `WORLD_SIZE` is how many there are, and `LOCAL_RANK` is its number
+# on its own machine, which chooses the GPU. In chapter 2 you run a whole training script under `torchrun`.
 
 # %% [markdown]
 # ## 9. Remember

@@ -52,7 +52,7 @@ plt.show()
 # *Left: two buildings with the whole blueprint and half of the material each; the change notes are
 # averaged. Right: two buildings with half of the blueprint each; all of the material passes through both.*
 #
-# All chapters use these words, in their first section only:
+# All chapters use these words, mostly in their first section:
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -64,16 +64,15 @@ plt.show()
 # | half-finished parts | **activations** | what one layer hands to the next |
 # | shelf | stored activations | what forward keeps because backward needs it |
 # | change notes | gradients | how the loss changes with each parameter, or with each activation |
-# | truck | **send** and **recv** | a message from one rank to one other; each side waits for the other |
+# | truck | **send** and **recv** | a message from one rank to another; each side waits for the other |
 # | round of trucks that every building joins | collective | one call that all ranks make, such as all-reduce |
 # | foreman | agent of `torchrun` | the process that starts the ranks of a node and watches them |
 
 # %% [markdown]
 # ## 2. The smallest real run: half of the batch each, then half of the layers each
 #
-# The model has 784 inputs, 50 hidden values and 10 outputs. It consists of two stages, and `build`
-# makes those that a rank asks for. Each stage has a seed of its own, so its parameters are the same
-# in whichever process it is built.
+# The model has 784 inputs (the pixels of a digit), 50 hidden values and 10 outputs. It has two stages, and `build`
+# makes those that a rank asks for. Each stage has a seed of its own, so its parameters are the same in every process.
 
 # %%
 images, labels = mnist.tensors(train=True, limit=64)
@@ -92,9 +91,9 @@ def build(stages):
 
 
 # %% [markdown]
-# A **training step** is forward, backward and update. The functions below do forward, backward and
-# whatever the ranks have to tell each other. First one process, then copies. All-reduce sums the
-# gradients over the ranks, and the division turns the sum into the mean.
+# A **training step** is forward, backward and update. The functions below do forward, backward and the exchange
+# between ranks. The first is for one process, the second for copies. All-reduce sums the gradients over the ranks,
+# and the division turns the sum into the mean.
 
 
 # %%
@@ -168,9 +167,9 @@ print("line, largest difference from one process:", check_equal(expected, [torch
 # %% [markdown]
 # ### 1.1 Throughput and latency (2 points)
 #
-# A line that has been trained only has to deliver: each order is an example that needs an answer.
-# There is no way back, and there are no change notes. As soon as a building has finished an order, it
-# can begin the next one, so several orders are in the line at once. Two numbers describe such a line:
+# Once a line is trained, it only delivers: each order is an example that needs an answer. Nothing travels back, so
+# there are no change notes. As soon as a building has finished an order, it can begin the next one, so several orders
+# are in the line at once. Two numbers describe such a line:
 #
 # * **Throughput** is how many orders leave in a minute, once the line is full.
 # * **Latency**, or delivery time, is how long one order takes from its entry into the first building
@@ -208,10 +207,10 @@ check("1.1", deliveries)
 #
 # ### What a rank sends and holds
 #
-# Look at the two functions of section 2 once more. What does rank 0 hand over in one step on 64 images: to
-# all-reduce in the copies, to `send` in the line? And how many bytes of parameters and gradients does
-# a rank hold after the step? Stage 0 has 784 x 50 weights and 50 biases, stage 1 has 50 x 10
-# weights and 10 biases. A float32 number takes 4 bytes. Write expressions, not results: Python computes them.
+# Look at `copies_step` and `line_step` once more. How many bytes does rank 0 hand over in one step on 64 images: to
+# all-reduce in the copies, to `send` in the line? How many bytes of parameters and gradients does a rank hold after
+# the step? Stage 0 has 784 x 50 weights and 50 biases, stage 1 has 50 x 10 weights and 10 biases. A float32 number
+# takes 4 bytes. Write expressions, not results: Python computes them.
 
 # %% tags=["prediction"]
 predicted = {
@@ -271,10 +270,10 @@ compare(
 )
 
 # %% [markdown]
-# Call the number of parameters $W$, the images of the batch $N$ and the values that cross the cut for
-# one image $H$. A copy hands over $4W$ bytes, *however large the batch is*. A rank of the line hands
-# over $4NH$ bytes, *however many layers the model has*. Both grow when the model gets wider: $W$
-# with the square of the width, $H$ with the width itself.
+# Let $W$ be the number of parameters, $N$ that of images, and $H$ that of values which cross the cut between the
+# ranks for one image. A copy hands over $4W$ bytes, *however large the batch is*. A rank of the line hands over $4NH$
+# bytes, *however many layers the model has*. Both grow when the model gets wider: $W$ with the square of the width,
+# $H$ with the width itself.
 #
 # Half of the layers need not be half of the memory. Here stage 0 has 99 % of the parameters, so this
 # cut saves rank 0 next to nothing.
@@ -315,20 +314,19 @@ ch01.steps()
 plt.show()
 
 # %% [markdown]
-# *A simulated step with two equal stages. The copies compute side by side. In the line there is never more than
-# one rank that computes, so the step is as long as that of one process, and longer by the messages.*
+# *A simulated step with two equal stages. The copies compute side by side. In the line only one rank computes at a
+# time, so the step takes as long as that of one process, plus the messages.*
 #
-# A line makes room. It makes no training step shorter. The **idle share** is the part of all ranks' time
-# in which they do not compute. For a line with $B$ ranks and the batch in one piece it is $1 - 1/B$: of two ranks you
-# pay for, one is always idle. With *several* pieces the share gets smaller. How
-# much smaller is the next exercise.
+# A line saves memory. It makes no training step shorter. The **idle share** is the part of all ranks' time in which
+# they do not compute. For a line with $B$ ranks and the batch in one piece it is $1 - 1/B$: of two ranks you pay for,
+# one is always idle. With *several* pieces the share gets smaller. The next exercise counts the minutes.
 
 # %% [markdown]
 # ### 1.2 Where the line stalls (3 points)
 #
-# Take the line of exercise 1.1 again. All orders lie ready at minute 0. For each building, count the
-# minutes in which it does nothing, from minute 0 until the last order has left the *last* building.
-# You may simulate it, or find a formula.
+# Take the line of exercise 1.1 again. All orders are ready at minute 0. For each building, count the minutes in which
+# it does nothing, from minute 0 until the last order has left the *last* building. You may simulate it, or find a
+# formula.
 
 
 # %% nbgrader={"grade_id": "1.2", "solution": true}
@@ -377,9 +375,9 @@ def train(rank, step, stages, images, labels):
 
 
 # %% [markdown]
-# PyTorch has an interface for each way. `DistributedDataParallel` wraps a copy and averages the
-# gradients during `backward`; chapter 3 takes it apart. Note that `copies_step` has become the two
-# lines of a program for one process.
+# PyTorch has an interface for each way. `DistributedDataParallel` wraps a copy and averages the gradients during
+# `backward`; chapter 3 takes it apart. No `copies_step` is needed: the loop is that of one process, on a share of the
+# batch.
 
 # %%
 from torch.nn.parallel import DistributedDataParallel
@@ -451,9 +449,9 @@ print("between the two ranks:", largest_difference(first, [second]))
 print("from one process:     ", largest_difference(of_five, [first]))
 
 # %% [markdown]
-# No error appears: both ranks agree on a wrong gradient. An image of the smaller share weighs 1/4, one of the
-# larger share 1/6, and each should weigh 1/5. The last batch of an epoch is often such a batch. The repair is to
-# divide by the size of the *whole* batch on every rank, and to add up:
+# No error appears: both ranks agree on a wrong gradient. An image of the smaller share weighs 1/4, one of the larger
+# share 1/6, and each should weigh 1/5. The last batch of a data set is often such a batch. The repair is to divide by
+# the size of the *whole* batch on every rank, and to add the gradients up:
 
 
 # %%
@@ -500,8 +498,8 @@ except RankFailure as failure:
 #
 # You will read that "backpropagation works automatically across GPUs" (the article *Data Parallelism & Model
 # Parallelism*). That is true within one process, where `.to("cuda:1")` is an operation that autograd records. Here
-# somebody has moved such a model to two processes and replaced `.to` by `send` and `recv`. It runs, and the
-# loss falls. Read the code: by how much do the parameters of rank 0 change in four steps? Find the reason.
+# somebody has moved such a model to two processes and replaced `.to` by `send` and `recv`. It runs, and the loss
+# falls. Read the code below: by how much do the parameters of rank 0 change in four steps, and why?
 
 # %% tags=["prediction"]
 predicted = {"largest change of a parameter of rank 0": 0.0}
@@ -536,11 +534,10 @@ print("loss:", ", ".join(f"{loss:.3f}" for loss in losses))
 compare(predicted, measured)
 
 # %% [markdown]
-# No gradient travels back. `send` and `recv` are not part of autograd's graph, so `backward` ends at
-# the cut. The parameters of rank 0 get no gradients, and an optimizer silently skips parameters without one.
-# Rank 1 learns from the random features of rank 0, which is enough to make the loss fall. The comparison with one
-# process finds this mistake, and so does the question whether every parameter has a gradient. The repair is
-# `line_step`.
+# No gradient travels back. `send` and `recv` are not part of autograd's graph, so `backward` ends at the cut. The
+# parameters of rank 0 get no gradients, and an optimizer silently skips parameters without one. Rank 1 learns from
+# the random features of rank 0, which is enough to make the loss fall. You find this mistake if you compare with one
+# process, or check that every parameter has a gradient. The repair is `line_step`.
 #
 # ### A claim to test: twice the GPUs, twice the speed
 #
@@ -571,8 +568,8 @@ compare(
 )
 
 # %% [markdown]
-# The largest share sets the time of a step, even when messages are free. And they are not. Here is the time
-# of a real step on two ranks, for a small batch and for a large one. Each rank has one thread.
+# The largest share sets the time of a step, even if messages are free. Real messages take time. Here is the time of a
+# real step on two ranks, for a small batch and for a large one. Each rank has one thread.
 
 
 # %%
@@ -604,9 +601,9 @@ for count in (64, 16384):
 # %% [markdown]
 # ### 1.3 Decide (3 points)
 #
-# A `Job` says what has to be trained, and on what. Copies take the computation of one GPU divided by the
-# number of GPUs, and the exchange of the gradients comes on top. Cut only what does not fit, and copy only where
-# a copy pays.
+# A `Job` describes a model and the GPUs that train it. A step of copies takes the computation time of one GPU divided
+# by the number of GPUs, plus the exchange of the gradients. Cut a model only if it does not fit, and copy it only if
+# copies make a step faster.
 
 
 # %%
@@ -633,11 +630,11 @@ def transformer(parameters, layers, hidden, heads, sequence, batch, gpus, gpu_gb
 
 
 # %% [markdown]
-# The numbers come from papers. State: 16 bytes a parameter, with Adam in mixed precision (Rajbhandari et al.,
-# section 3.1). Activations of a layer: $s h (34 + 5 a s / h)$ bytes a sample, if it keeps its attention matrix
-# (Korthikanti et al., equation 1). Computation: six operations per parameter and token (Kaplan et al., section 2.1),
-# at the 140 Tflop/s that Narayanan et al. report for a GPU; all six jobs use this speed, so that they can be
-# compared. Exchange: $2(n-1)/n$ times the 2-byte gradients cross each link, as chapter 3 derives.
+# The numbers come from papers. State: 16 bytes a parameter, with Adam in mixed precision (Rajbhandari et al., section
+# 3.1). Activations of a layer: $s h (34 + 5 a s / h)$ bytes a sample of $s$ tokens (width $h$, $a$ heads), if it
+# keeps its attention matrix (Korthikanti et al., equation 1). Computation: six operations per parameter and token
+# (Kaplan et al., section 2.1), at the 140 Tflop/s that Narayanan et al. report for a GPU; all six jobs use this
+# speed. Exchange: $2(n-1)/n$ times the 2-byte gradients cross each link, as chapter 3 derives.
 
 # %%
 link = {"NVLink of an A100": 300, "Ethernet, 1 Gbit/s": 0.125}  # GB/s, each direction
@@ -698,8 +695,8 @@ check("1.3", decide)
 # %% [markdown]
 # ## 7. See it: when copies send more than a line
 #
-# The arithmetic of section 3 for a model of equal layers, with a share of the batch or of the layers on each
-# of two ranks. A layer keeps its input for backward.
+# This is the arithmetic of section 3 for a model of equal layers: each of two ranks has half of the batch or half of
+# the layers. A layer keeps its input for backward.
 
 
 # %%
@@ -730,7 +727,8 @@ Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 
 # %% [markdown]
 # ## 8. On a cluster: fast links inside a node, slow links between nodes
 #
-# On a cluster `torchrun` starts the ranks, and the script joins the process group itself. The steps stay as they are:
+# On a cluster `torchrun` starts the ranks, and the script calls `init_process_group` itself. The steps stay as they
+# are:
 #
 # ```python
 # # train.py, started on each of two nodes by
@@ -742,12 +740,12 @@ Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 
 # ```
 #
 # What changes is the price of a message. The GPUs of a node have links of their own. Between nodes all of them share
-# the network, which is slower. So the way that sends more, or more often, stays inside a node: a model is first cut
-# over the GPUs of *one* node, and copies are made across nodes. Chapter 7 does both at once.
+# the network, which is slower. So what ranks send most often stays inside a node: a model is usually cut over the
+# GPUs of *one* node first, and copied across nodes. Chapter 7 does both at once.
 #
 # For training, a line with the whole batch in one piece is a last resort. Chapter 5 cuts the batch into
-# micro-batches, so that all ranks work: that is what your exercise 1.2 computes. To *use* a trained model that is too
-# large for one GPU, people do run it as a plain line (`device_map="auto"` in the library accelerate).
+# micro-batches, so that all ranks work; exercise 1.2 counted what still stays idle. To *use* a trained model that is
+# too large for one GPU, people do run it as a plain line (`device_map="auto"` in the library accelerate).
 
 # %% [markdown]
 # ## 9. Remember
@@ -756,8 +754,8 @@ Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 
 #   the whole batch through.
 # * A copy hands over its gradients once a step, however large the batch is. A line hands over the activations of the
 #   batch at each cut, and their gradients on the way back.
-# * Copies make a step shorter, limited by the largest share and the exchange. A line with the batch in one piece makes
-#   room and no speed: of $B$ ranks, one computes at a time.
+# * Copies make a step shorter, limited by the largest share and the exchange. A line with the batch in one piece
+#   saves memory but no time: of $B$ ranks, one computes at a time.
 # * Both end with the parameters of one process on the whole batch. If they do not, look for unequal shares that were
 #   averaged as if they were equal, or for a gradient that never travelled back.
 # * Cut only what does not fit. Copy only where the computation that you save takes longer than the exchange.

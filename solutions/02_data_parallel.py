@@ -103,8 +103,8 @@ with torch.no_grad():
 print(f"accuracy on the test images: {correct.float().mean().item():.0%}")
 
 # %% [markdown]
-# This is the loop of a single device. Now do by hand what `model(...)` and `backward()` do on several: with two
-# workers and eight images. Where there are fewer GPUs than workers, one device plays several of them.
+# This is the loop of a single device. Now do by hand what `model(...)` and `backward()` do on several devices, here
+# with two workers and eight images. Where there are fewer GPUs than workers, one device plays several of them.
 
 
 # %%
@@ -143,8 +143,8 @@ print("largest difference of the gradients:", check_equal(one_worker, [two_worke
 # %% [markdown]
 # ### Who gets how many rows
 #
-# `nn.DataParallel` divides a batch with `torch.chunk(batch, n)`. It makes at most `n` chunks. All have the same
-# number of rows, the smallest that suffices, and the last chunk gets what is left. How many workers have something to
+# `nn.DataParallel` divides a batch with `torch.chunk(batch, n)`. It makes at most `n` chunks. All but the last have
+# the same number of rows, the smallest that suffices; the last gets what is left. How many workers have something to
 # do?
 
 # %% tags=["prediction"]
@@ -171,7 +171,7 @@ compare(
 # ### 2.1 Scatter, without idle workers (2 points)
 #
 # Divide better than `torch.chunk`. Your function works with any list of devices, in which a device may occur several
-# times, as the CPU does here. When the sentence of the check is not enough, `hint("2.1")` gives the next hint.
+# times, as the CPU does here. If the check's message is not enough, `hint("2.1")` gives the next hint.
 
 
 # %% nbgrader={"grade_id": "2.1", "solution": true}
@@ -200,9 +200,9 @@ check("2.1", scatter)
 # ### What travels in a step
 #
 # Worker 0 computes with the model itself and with its own rows: these do not travel. Each helper gets a replica and a
-# chunk. Take 4 workers, the 39,760 parameters of `MnistNet`, and 64 images of 784 numbers, all of 4 bytes. How many
-# bytes does replicate send in a step, to all helpers together, and how many does scatter? Then estimate: by how many
-# percent, in whole numbers, do *all* bytes of a step, there and back, fall with half the batch?
+# chunk. Take 4 workers, the 39,760 parameters of `MnistNet`, and 64 images of 784 numbers. Every number has 4 bytes.
+# How many bytes does replicate send in a step, to all helpers together, and how many does scatter? Then estimate: by
+# how many percent (a whole number) do *all* bytes of a step, there and back, fall if you halve the batch?
 
 # %% tags=["prediction"]
 predicted = {
@@ -283,8 +283,8 @@ for name, size in whole.items():
     print(f"{name:25} {size:7} bytes")
 
 # %% [markdown]
-# The parameters and their gradients travel in every step, however small the batch is. For $n$ chunks, $P$ parameters,
-# $B$ rows, and $H = B - \lceil B / n \rceil$ of them on the helpers:
+# The parameters and their gradients travel in every step, however small the batch is. With $n$ chunks, $P$
+# parameters, and $B$ rows of which $H = B - \lceil B / n \rceil$ are on the helpers, a step moves:
 #
 # | move | bytes | back, in the backward pass |
 # |---|---|---|
@@ -293,8 +293,8 @@ for name, size in whole.items():
 # | gather | $4 \cdot 10 \, H$ | $4 \cdot 10 \, H$: the gradients of the outputs |
 #
 # If copies are made one by one, all of this passes through the connection of the first GPU. With NCCL, NVIDIA's
-# library for such exchanges, `nn.DataParallel` copies parameters and sums gradients in a ring. Then each link, also
-# that of the first GPU, carries only $8 P$ of the $8 P (n - 1)$ bytes.
+# library for such exchanges, `nn.DataParallel` copies parameters and sums gradients in a ring. Then each link,
+# including that of the first GPU, carries only $8 P$ of the $8 P (n - 1)$ bytes.
 
 # %% [markdown]
 # ### 2.2 Replicate, for any model (4 points, optional)
@@ -343,8 +343,8 @@ check("2.2", replicate)
 # ### The loss of unequal chunks
 #
 # Some models compute the loss inside `forward`. Each worker then returns the mean loss of its own chunk, and you will
-# often see `loss.mean()` behind it. Take 13 rows on 4 workers: chunks of 4, 4, 4 and 1. In the mean of the four
-# means, how many times as much does the last row count as in the mean over all 13 rows?
+# often see `loss.mean()` after it. Take 13 rows on 4 workers: chunks of 4, 4, 4 and 1. In the mean of the four means,
+# how many times as much does the last row count as in the mean over all 13 rows?
 
 # %% tags=["prediction"]
 predicted = {"the last row counts, times": 13 / 4}
@@ -380,7 +380,7 @@ compare(
 # %% [markdown]
 # ### 2.3 Gather (2 points, optional)
 #
-# Models return more than one tensor: a tuple, a dictionary, or the loss itself, a tensor without dimensions.
+# Models may also return a tuple, a dictionary, or the loss itself, a tensor without dimensions.
 
 
 # %% nbgrader={"grade_id": "2.3", "solution": true}
@@ -519,8 +519,8 @@ print("nn.DataParallel, largest difference:", check_equal(one_worker, [by_torch]
 # Worker 0 holds the same, and in addition the optimizer's state, the whole batch, and all outputs with what the loss
 # makes of them.
 #
-# Suppose that a batch just fits on four GPUs. You double both, the GPUs and the batch. Does each GPU now need
-# `"more"` memory or `"the same"`?
+# Suppose that a batch just fits on four GPUs. You double the GPUs and the batch. Does each GPU now need `"more"`
+# memory or `"the same"`?
 
 # %% tags=["prediction"]
 predicted = {"GPU 0 needs": "more", "GPU 1 needs": "the same"}
@@ -560,8 +560,8 @@ compare(
 )
 
 # %% [markdown]
-# So the batch may not fit any more, although every helper has room for it. With $R = \lceil B / n \rceil$ rows on a
-# worker, and $I$ inputs, $A$ activations and $O$ outputs for each row, worker 0 and a helper hold, in bytes,
+# So the batch may not fit any more, although every helper has room for its chunk. With $R = \lceil B / n \rceil$ rows
+# on a worker, and $I$ inputs, $A$ activations and $O$ outputs for each row, worker 0 and a helper hold, in bytes,
 #
 # $$M_0 = 4 \, (3 P + I B + A R + 4 \, O B), \qquad M_i = 4 \, (2 P + I R + A R + O R).$$
 #
@@ -571,10 +571,11 @@ compare(
 # %% [markdown]
 # ### Why Python's threads hold it back
 #
-# A **thread** is a second line of execution in the same process; it sees the same memory. `nn.DataParallel` starts
-# one for each replica. In the usual build of Python, however, only one thread at a time executes Python code: the one
-# that has the **global interpreter lock** (GIL). PyTorch releases the lock inside large operations, such as a matrix
-# product. Below, two threads do twice the work of one. Which of the three kinds of work takes them twice as long?
+# A **thread** is one of several lines of execution in a process; all of them see the same memory. `nn.DataParallel`
+# starts one for each replica. In the usual build of Python, however, only one thread at a time executes Python code:
+# the one that has the **global interpreter lock** (GIL). PyTorch releases the lock inside large operations, such as a
+# matrix product. Below, two threads do twice the work of one. Which of the three `kinds` of work takes them twice as
+# long?
 
 
 # %% tags=["nbval-ignore-output"]
@@ -601,11 +602,11 @@ for name, work in kinds.items():
     )
 
 # %% [markdown]
-# Near 1 the threads worked side by side; near 2 they took turns. (On a busy machine all ratios grow.) The loop takes
-# turns. Large products run side by side if two cores are free. A small forward pass is mostly Python, so a second
-# thread hardly helps. On GPUs, the forward pass of a replica is Python code that starts one GPU operation after
-# another. If starting them takes longer than computing them, more replicas in one process gain nothing. Chapter 3 has
-# one process per GPU, each with a lock of its own.
+# A ratio near 1 means that the threads worked side by side, near 2 that they took turns. (On a busy machine all
+# ratios grow.) The loop takes turns. Large products run side by side if two cores are free. A small forward pass is
+# mostly Python, so a second thread hardly helps. On GPUs, the forward pass of a replica is Python code that starts
+# one GPU operation after another. If starting them takes longer than computing them, more replicas in one process
+# gain nothing. Chapter 3 has one process per GPU, each with a lock of its own.
 
 # %% [markdown]
 # ## 5. Break it: why only one GPU is busy
@@ -614,8 +615,8 @@ for name, work in kinds.items():
 #
 # **CUDA_VISIBLE_DEVICES** is an environment variable that lists the GPUs a program may use. CUDA reads it once, when
 # it starts in a process, and stops at the first number that no GPU has. GPUs are numbered from 0. You will read that
-# PyTorch sees a single GPU if the variable is *not set*. Is that so? How many GPUs does a program see on a machine
-# with four?
+# PyTorch sees a single GPU if the variable is *not set*. Is that so? Of four GPUs, how many does a program see if it
+# is not set, and how many with `0,4,1,2`?
 
 # %% tags=["prediction"]
 predicted = {"GPUs seen, not set": 4, "GPUs seen, '0,4,1,2'": 1}
@@ -745,8 +746,8 @@ for trainer in (too_early, in_time):
     print("rows of each forward call:", rows)
 
 # %% [markdown]
-# Nothing fails, and the loss falls all the same; only the shape of the inputs inside `forward` shows it. Build the
-# model, move it, wrap it, and give the wrapped one to everything else.
+# Nothing fails, and the loss falls all the same; only the shape of the inputs inside `forward` shows the mistake.
+# Build the model, move it, wrap it, and use only the wrapper from then on.
 
 # %% [markdown]
 # ### Inputs or labels left behind
@@ -773,12 +774,13 @@ print("nn.DataParallel, inputs on the CPU:", error_of(parallel, train_images[:8]
 
 # %% [markdown]
 # `nn.DataParallel` is the exception: its scatter fetches the inputs from any device. It never sees the labels, so
-# these stop the loss. The repair: `inputs, labels = inputs.to(device), labels.to(device)` in every step.
+# labels left behind still stop the loss. The repair: `inputs, labels = inputs.to(device), labels.to(device)` in every
+# step.
 
 # %% [markdown]
 # ### `module.` in the checkpoint
 #
-# The wrapper keeps your model under the name `module`, with which all names in its checkpoint begin.
+# The wrapper keeps your model under the name `module`, so all names in its checkpoint begin with it.
 
 # %%
 saved = nn.DataParallel(MnistNet()).state_dict()
@@ -827,10 +829,10 @@ print("numbers in the loss:", F.cross_entropy(logits, train_labels[:9]).numel())
 # %% [markdown]
 # ## 7. See it: what more GPUs buy, and what the first one pays
 #
-# You will read that the speed-up is roughly proportional to the number of GPUs. Here is a model of the time of a step.
-# Forward and backward are divided among the GPUs. During the rest only the first GPU and its connection work. A row
-# uses each parameter `USES` times, with 2 operations in the forward pass and 4 in the backward pass (Kaplan et al.
-# 2020, section 2.1, for one use). The constants are assumptions, and yours to change.
+# You will read that the speed-up is roughly proportional to the number of GPUs. Here is a model of the time of a
+# step. Forward and backward are divided among the GPUs. During the rest only the first GPU and its connection work. A
+# row uses each parameter `USES` times, with 2 operations in the forward pass and 4 in the backward pass (Kaplan et
+# al. 2020, section 2.1, for one use). The constants are assumptions that you can change.
 
 # %%
 LINK, ARITHMETIC, MEMORY = 25e9, 20e12, 1e12  # assumed: bytes, operations and bytes per second
@@ -864,7 +866,7 @@ for ring in (True, False):
 
 # %% [markdown]
 # If the model is copied to one GPU after the other, eight GPUs are slower than four. With the ring they are five
-# times as fast as one. Move the sliders: which network profits from eight GPUs, and which is slower with eight than
+# times as fast as one. Move the sliders: which model profits from eight GPUs, and which is slower with eight than
 # with one?
 
 # %%
@@ -891,16 +893,16 @@ Explorer(
 
 # %% [markdown]
 # *Left: the first bar is longer by the optimizer, the whole batch and all outputs. Right: all GPUs compute during
-# forward and backward; otherwise only the first one works. Both are models, not measurements.*
+# forward and backward; otherwise only the first one works. Both are calculated, not measured.*
 
 # %% [markdown]
 # ## 8. On a cluster: a script, and two processes that do not share
 #
 # ### Your own script begins here
 #
-# From here on a file grows with you: `mine/train.py`, a training script without a notebook around it. Later chapters
-# ask you to change it, and at the end of the course it trains on several machines. It begins on one device: a
-# transformer of two layers learns to continue a story of 33,000 characters, one character at a time.
+# From here on you extend one file, `mine/train.py`: a training script outside the notebooks. Later chapters ask you
+# to change it, and at the end of the course it trains on several machines. It begins on one device: a transformer of
+# two layers learns to continue a story of 33,000 characters, one character at a time.
 
 # %%
 from course_exercises import mine
@@ -911,8 +913,8 @@ text = "../data/text/the_long_shed.txt"
 print(run_in_terminal(sys.executable, script, "--text", text, "--out", "mine/first"))
 
 # %% [markdown]
-# A guess among 72 characters would have a loss of 4.3. Open the file beside this notebook and read it once from top
-# to bottom (five minutes), because you will change it: 180 lines of plain PyTorch.
+# Equal probabilities for all 72 characters give a loss of 4.3. Open `mine/train.py` beside this notebook and read its
+# 170 lines of plain PyTorch once (five minutes), because you will change them.
 #
 # | in the script | what it does | what changes there |
 # |---|---|---|
@@ -923,7 +925,7 @@ print(run_in_terminal(sys.executable, script, "--text", text, "--out", "mine/fir
 # | log and `torch.save` | a line for each epoch; the model at the end | one rank writes (3); a restart reads them (9) |
 #
 # A cluster starts one process per GPU, with a launcher such as `torchrun`. Suppose that it starts this script,
-# unchanged, in two processes. The script trains for 3 epochs and prints a line for each. How many lines do both
+# unchanged, in two processes. The script trains for 3 epochs and prints a line for each. How many lines do the two
 # processes print together, and how many *different* ones are among them?
 
 # %% tags=["prediction"]

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 12. Plan a cluster: will it fit, how long does it take, what limits it
 #
-# You have so many GPUs of this kind, and a model of that size. How do you split it? To try it out costs a
-# thousand GPU-hours for every hour on a thousand GPUs, and much of what you would find out is arithmetic.
+# You have a number of GPUs of one kind, and a model. How do you split it? An hour of trying on a thousand GPUs costs
+# a thousand GPU-hours, and much of what you would find out is arithmetic.
 #
 # Here the bytes and operations of all chapters come together in `course_planner`. First you predict what one rank
 # holds and sends. Then you run the real program as that rank, on this machine, among a thousand ranks that do not
-# exist. Then you estimate seconds, and put the question to four published runs and to a model of your own.
+# exist. Then you estimate seconds, and search for the best split of four published runs and of a model of your own.
 
 # %% tags=["nbval-ignore-output"]
 from collections import Counter
@@ -34,9 +34,9 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: a plan before anything is rented
 #
-# A company wants to build a large line, and has not rented its sites yet. A planner asks three questions. Has every
-# building room for what lies in it at the worst moment? How long does a batch take? And what makes it so long: the
-# stations, the trucks, or waiting?
+# A company wants to build a large line, and has not rented its sites yet. A planner asks three questions. Does every
+# building have room for what lies in it at the fullest moment? How long does a batch take? And what takes most of
+# that time: the stations, the trucks, or waiting?
 #
 # One building can also be rehearsed, with empty boxes. Its trucks leave empty and come back empty, but its crew
 # sees every box that it has to store.
@@ -59,9 +59,10 @@ plt.show()
 # %% [markdown]
 # ## 2. The smallest real run: one rank of 16,384
 #
-# PyTorch has what a rehearsal needs. With the **fake process group** a process is one rank of as many as you
+# PyTorch has what a rehearsal needs. With the **fake process group** a process acts as one rank of as many as you
 # like, and every collective returns at once. A **fake tensor** has a shape and no memory. `estimate.trace` runs a
-# program with both and records its calls. The program gets a mesh and a layout, and returns its step.
+# program with both and records its calls. The program gets a mesh and a layout, and returns a function that does one
+# step.
 
 
 # %%
@@ -82,10 +83,10 @@ for call in traced.calls:
 
 # %% [markdown]
 # Nothing was sent, but `fully_shard` asked for everything that it would need on 16,384 GPUs: all parameters before
-# forward, and the sum of their gradients after backward. It kept the parameters between the two, since a module that
-# nothing else wraps is the **root** (chapter 8).
+# forward, and the sum of their gradients after backward. It kept the parameters between the two, as it does for the
+# **root**, the outermost sharded module (chapter 8).
 #
-# One thing stands in no formula. The parameters have 2,147,647,488 bytes, and half as much again is gathered.
+# One thing is in no formula. The parameters have 2,147,647,488 bytes, and half as much again is gathered.
 # `fully_shard` shares out rows, and the second matrix has 8,192 of them: half of the 16,384 ranks hold one, and the
 # others hold padding.
 
@@ -107,8 +108,8 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 # In mixed precision a parameter takes 2 bytes, its gradient 2, and Adam 12: a float32 copy and two averages
 # ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). Programs that keep gradients in float32
 # hold 2 bytes more. A layer has $12 W^2$ parameters, an embedding $V W$. Tensor ranks share out every matrix, and
-# ZeRO shares out the rest among the data ranks: stage 1 the optimizer state, stage 2 the gradients too, stage 3 the
-# parameters too.
+# ZeRO shares out each part again among the data ranks: ZeRO 1 the optimizer state, ZeRO 2 the gradients too, ZeRO 3
+# the parameters too.
 #
 # For a micro-batch of $b$ sequences, a layer keeps
 #
@@ -122,10 +123,10 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 # %% [markdown]
 # ### 12.1 What a rank holds (3 points)
 #
-# Now write the arithmetic yourself, for any stage and any ZeRO. In this chapter's exercises a transformer is plain:
-# an MLP of 4 W with two matrices, as many KV heads as heads, equally many layers in all stages, no biases and norms.
-# The records `Model`, `Layout` and `Hardware` describe a run; `help(Layout)` shows their fields. The functions of
-# `course_planner` are what you write yourself here, so your answers must not call them.
+# Now write the arithmetic yourself, for any pipeline stage and any `layout.zero`. In this chapter's exercises a
+# transformer is plain: an MLP of 4 W with two matrices, as many KV heads as heads, equally many layers in all stages,
+# no biases or norms. The records `Model`, `Layout` and `Hardware` describe a run; `help(Layout)` shows their fields.
+# The functions of `course_planner` are what you write yourself here, so your answers must not call them.
 #
 # A table is a matrix of V x W. The embedding is a table on the first stage, the output layer one on the last. A tied
 # output layer on the same stage is the embedding itself; on another stage it is a copy.
@@ -165,8 +166,9 @@ check("12.1", memory_of)
 # ### What a rank sends
 #
 # To whom does a rank of the first stage send most in a step: to the 7 other tensor ranks, to the next stage, or to
-# the 7 other data ranks? Chapters 5, 6 and 8 counted all three. A number has 2 bytes, tensor ranks use sequence
-# parallelism, and a ring of n ranks sends (n - 1) / n of the whole tensor.
+# the 7 other data ranks? Chapters 5, 6 and 8 counted all three. A number has 2 bytes. Tensor ranks use sequence
+# parallelism; the embedding adds one collective to each pass. FSDP gathers once a step (`reshard=False`). In a ring
+# of n ranks, each sends (n - 1) / n of the whole tensor.
 
 # %% tags=["prediction"]
 W, V, s, m, t, d = 12_288, 51_200, 2048, 16, 8, 8
@@ -178,7 +180,7 @@ predicted = {
 }
 
 # %% [markdown]
-# Now the program: attention, a layer, and the part of the model that a stage holds. Nothing in it knows of ranks.
+# Now the program: attention, a layer, and the part of the model that a stage holds. None of it communicates.
 
 
 # %%
@@ -240,7 +242,7 @@ class Part(nn.Module):
 
 
 # %% [markdown]
-# Two plans for `parallelize_module` (chapter 6), then FSDP around each layer (chapter 8).
+# Next come two plans for `parallelize_module` (chapter 6), then FSDP around each layer (chapter 8).
 
 # %%
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -283,7 +285,7 @@ def part_of(mesh, layout, model, dtype):
 
 
 # %% [markdown]
-# A stage of PyTorch's pipelining is told what will come and go. Where no other stage is there to tell it,
+# `PipelineStage` has to know the shapes that it receives and sends. No other stage is there to tell it, so you do;
 # `requires_grad=True` says that gradients come back.
 
 # %%
@@ -365,8 +367,8 @@ compare(
 
 # %% [markdown]
 # A layer has two all-gathers and two reduce-scatters in each pass, of $s\,b\,W$ numbers, and the embedding has one of
-# each. So this rank sends seven times as much to its tensor ranks as to its data ranks, and 350 times as much as to the
-# next stage: the tensor ranks need the fastest links. `estimate.traffic` has these formulas, and its
+# each. So this rank sends seven times as much to the other tensor ranks as to the other data ranks, and 350 times as
+# much as to the next stage: the tensor ranks need the fastest links. `estimate.traffic` has these formulas, and its
 # calls have the bytes that the trace saw.
 
 # %%
@@ -378,7 +380,7 @@ print(f"of {len(closed)} kinds of calls that the formulas give, the trace saw {f
 # %% [markdown]
 # ### 12.2 What a rank sends (3 points)
 #
-# Numbers of 2 bytes, collectives on a ring. Only the layers count here, and neither the tables nor the loss.
+# Numbers have 2 bytes, and collectives use a ring. Only the layers count here, not the tables or the loss.
 
 
 # %% nbgrader={"grade_id": "12.2", "solution": true}
@@ -415,9 +417,9 @@ check("12.2", traffic_of)
 # %% [markdown]
 # ### How often does a stage gather its parameters?
 #
-# With `reshard_after_forward=True`, which is plain ZeRO 3, a layer's parameters are gathered for a pass and then
-# freed. Take a small pipeline with 4 stages, 8 micro-batches and 1F1B. How many all-gathers of one layer's parameters
-# does a step have?
+# With `reshard_after_forward=True`, which is plain ZeRO 3, a pass gathers a layer's parameters if they are not there,
+# and a forward pass then frees them. In PyTorch's pipeline a backward pass does not. Take a small pipeline with 4
+# stages, 8 micro-batches and 1F1B. How many all-gathers of one layer's parameters does a step have?
 
 # %% tags=["prediction"]
 predicted = {"first stage": 8 + 1, "last stage": 8 + 1}
@@ -481,11 +483,11 @@ print(f"ranks whose calls have the same operations, bytes and partners: {sum(sam
 # %% [markdown]
 # ### How long it takes
 #
-# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. Work that goes on at
-# the same time takes the maximum, work that waits for other work takes the sum, and the bubble comes on top. Here is
-# the arithmetic for the largest model of Megatron-LM ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473),
-# table 1): 128 layers of width 25,600, a trillion parameters, on 3,072 A100, with t = 8, p = 64, d = 6, batches of
-# 3,072 sequences, and full recomputation.
+# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. For work that goes on
+# at the same time take the maximum, for work that waits for other work the sum, and add the bubble. Here is the
+# arithmetic for the largest model of Megatron-LM ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table
+# 1): 128 layers of width 25,600, a trillion parameters, on 3,072 A100, with t = 8, p = 64, d = 6, batches of 3,072
+# sequences, and full recomputation.
 
 # %%
 trillion = Model(layers=128, width=25_600, heads=160, vocab=51_200, positions=2048)
@@ -501,7 +503,7 @@ print(f"on the links inside a node: {on_links:.0f} s")
 print(f"with a bubble of {idle:.2f}: {(work / a100.peak + on_links) / (1 - idle):.0f} s")
 
 # %% [markdown]
-# Is this too short or too long, and by how much?
+# Is the last time too short or too long, and by how much?
 #
 # No program reaches the peak of a data sheet, or its bandwidth. So `estimate.step_time` has a dozen constants, such
 # as the share of the peak that large matrices reach. `estimate.calibrate` fits them to steps that somebody has
@@ -521,7 +523,8 @@ where_time_goes({"1 T, estimated": time.parts}, "Most of a step of the trillion 
 plt.show()
 
 # %% [markdown]
-# *After the matrices come the bubble and the messages of the tensor ranks. What the data ranks send hardly shows.*
+# *After the matrices, the bubble and the messages of the tensor ranks take most. What the data ranks send hardly
+# shows.*
 #
 # The peak alone gives half of what was measured. With links and bubble, 64 s are still too short by a factor of
 # 1.6. Without measured rows `step_time` uses its defaults, and the interval is five times as wide.
@@ -529,11 +532,12 @@ plt.show()
 # %% [markdown]
 # ### 12.3 How long a step takes (3 points)
 #
-# Two models in one. The **roofline** says that a kernel takes as long as its FLOPs or as its bytes, whichever is
-# longer ([Williams et al. 2009](https://doi.org/10.1145/1498765.1498785)). **Alpha-beta** says that a message takes a
-# latency and its bytes over a bandwidth ([Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9)). Work at
-# the same time takes the maximum, and work that waits for other work takes the sum. This exercise gives every GPU one
-# link between nodes; `estimate.step_time` also knows that a ring of whole nodes uses all of their network cards.
+# This exercise combines two models. The **roofline** says that a kernel takes as long as its FLOPs or as its bytes,
+# whichever is longer ([Williams et al. 2009](https://doi.org/10.1145/1498765.1498785)). **Alpha-beta** says that a
+# message takes a latency and its bytes over a bandwidth ([Hockney
+# 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9)). Work at the same time takes the maximum, and work that
+# waits for other work takes the sum. This exercise gives every GPU one link between nodes; `estimate.step_time` also
+# knows that a ring of whole nodes uses all of their network cards.
 
 
 # %% nbgrader={"grade_id": "12.3", "solution": true}
@@ -620,19 +624,19 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
 # none is quicker, and for 8B on 8 GPUs FSDP alone is the best.
 #
 # For the trillion, hundreds of plans are quicker. They use what was published after 2021: selective recomputation
-# with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap is one thing: they do
-# not compute every layer twice.
+# with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap has one reason: they
+# do not run every forward pass twice.
 #
-# Four runs prove little: a search may agree with them by luck. Use it to find the ten layouts that are worth an hour
-# on the cluster.
+# Four runs prove little: a search may agree with them by luck. Use a search to find the ten layouts that are worth an
+# hour on the cluster.
 
 # %% [markdown]
 # ### 12.4 Search (4 points)
 #
 # Now answer the question of the chapter for any number of GPUs, model and batch. Your function gets a **judge**, a
 # function that says what a layout needs. The judge computes for any layout, even for one that splits a head in two:
-# what is legal, you have to decide. The check draws clusters, and accepts a plan whose **regret** is at most 10 %:
-# the share by which its step is longer than that of the best plan.
+# you have to decide what is legal. The check draws clusters, and accepts a plan whose **regret** is at most 10 %: the
+# share by which its step is longer than that of the best plan.
 
 
 # %% nbgrader={"grade_id": "12.4", "solution": true}
@@ -716,19 +720,19 @@ print(
 )
 
 # %% [markdown]
-# Four bytes are whole on each rank: the inputs of attention and of the MLP, in 2 bytes each. They were gathered for
-# the first matrix and are kept for its gradient. Megatron-LM frees them and gathers a second time (Korthikanti et al.
-# 2022, section 4.2.2); `parallelize_module` keeps them. And more than 34 bytes are shared out, since nothing here is
-# fused. The trace finds this before you rent.
+# Four bytes a token and column are whole on each rank: the inputs of attention and of the MLP, 2 bytes each. They
+# were gathered for the first matrix and are kept for its gradient. Megatron-LM frees them and gathers a second time
+# (Korthikanti et al. 2022, section 4.2.2); `parallelize_module` keeps them. And more than 34 bytes are shared out,
+# since no kernels are fused here. The trace shows this before you rent.
 #
-# The formula can also be too large. The paper's table keeps the input of a recomputed layer whole on every tensor
-# rank, and so does `estimate.memory`. With sequence parallelism the input is shared out. And no formula knows the
-# allocator's fragments or what a library holds. Leave a tenth of the memory free, and trace.
+# The formula can also be too large. The paper's table and `estimate.memory` keep the input of a recomputed layer
+# whole on every tensor rank, but sequence parallelism shares it out. No formula knows the allocator's fragments or
+# what a library holds. Leave a tenth of the memory free, and trace.
 #
 # ### The stage that nobody looked at
 #
-# Llama 3's layout for 8k context has 16 stages under 1F1B: the first and the last have 7 layers, the others 8. Which
-# stage is the fullest?
+# Llama 3's layout for 8k context has 16 stages under interleaved 1F1B: the first and the last have 7 layers, the
+# others 8. Later stages have less in flight. Which stage, counted from 0, is the fullest?
 
 # %% tags=["prediction"]
 predicted = {"fullest stage": 1}
@@ -762,8 +766,9 @@ plt.show()
 # %% [markdown]
 # ### A tensor group that leaves the machine
 #
-# Sixteen tensor ranks need half the memory of eight. But a node has eight GPUs. The third row has eight tensor ranks
-# again, in the wrong order: neighbours of the data group share a node, so each tensor rank is in another node.
+# Sixteen tensor ranks need half the memory of eight. But a node has eight GPUs. The third layout below has eight
+# tensor ranks again, in the wrong order: neighbours of the data group share a node, so each tensor rank is in another
+# node.
 
 # %%
 on_sixteen = replace(llama, tp=16, dp=32, micro_batches=64)
@@ -778,9 +783,9 @@ where_time_goes(steps, "Tensor ranks in several nodes wait for their messages")
 plt.show()
 
 # %% [markdown]
-# *The dark bar, matrices, stays as long as it is. What grows is orange: the collectives that every layer waits for.*
+# *The dark bars, the matrices, are equally long. The orange ones grow: the collectives that every layer waits for.*
 #
-# All three programs are correct. A profile would show that ranks wait, and not why.
+# All three programs are correct. A profile would show that ranks wait, but not why.
 #
 # ### Bug hunt: MFU
 #
@@ -798,9 +803,9 @@ def mfu(model, seq, tokens_per_second):
 print(f"{mfu(titan.model, 8192, 6667):.1%}")
 
 # %% [markdown]
-# Two things are wrong. The 1,979 TFLOP/s of the data sheet are *with sparsity*, which nobody trains with: it is 989.
-# And the number of operations is a convention. torchtitan says 39 % for this run (8B on 8 GPUs, 6,667 tokens a second
-# and GPU).
+# Two things are wrong. The 1,979 TFLOP/s of the data sheet are *with sparsity*, which training does not use; without
+# it they are 989. And the number of operations is a convention. torchtitan says 39 % for this run (8B on 8 GPUs,
+# 6,667 tokens a second on each GPU).
 
 # %%
 for convention in ("6n+attention", "torchtitan", "causal"):
@@ -809,8 +814,9 @@ for convention in ("6n+attention", "torchtitan", "causal"):
 
 # %% [markdown]
 # The first convention counts the embedding as if it multiplied, and the second does not. The third counts only the
-# half of attention that a causal mask leaves. For this run the first is 12 % larger than the third. By which factor
-# is it larger for Llama 3 405B with 131,072 tokens of context? (405.85 billion parameters, 126 layers, width 16,384.)
+# half of attention that a causal mask leaves. For this run the first is 12 % larger than the third. How many times as
+# large as the third is it for Llama 3 405B with 131,072 tokens of context? (405.85 billion parameters, 126 layers,
+# width 16,384.)
 
 # %% tags=["prediction"]
 matrices, scores = 6 * 405.85e9, 12 * 126 * 16_384  # FLOPs of a token; these times the context
@@ -851,7 +857,7 @@ compare(
 # %% [markdown]
 # ## 7. See it: your model, your GPUs
 #
-# The search for H100 with eight GPUs in a node and batches of four million tokens. Three things to try:
+# This is the search for nodes of eight H100 and batches of four million tokens. Three things to try:
 #
 # * 405B on 512 GPUs, with 8k and with 128k of context. How does the plan change, and what limits it?
 # * 70B on 512 GPUs, with a slower and a faster network. Which parts grow, and what does the search change?
@@ -894,7 +900,7 @@ Explorer(
 # 4. **The plan.** Search with the calibration, look at what limits the first ten plans, and try two or three.
 #
 # How much does a calibration narrow the interval for the trillion? Of Megatron's rows, the smallest model comes
-# first: it has neither tensor ranks nor stages.
+# first: its layout splits neither tensors nor layers.
 
 # %%
 for count in (0, 1, 3, 7):
@@ -905,8 +911,8 @@ print(f"published: {measured_seconds:.0f} s")
 
 # %% [markdown]
 # One row makes the interval narrow and wrong: it says nothing about tensor ranks or stages, and the fit does not know
-# that. Calibrate with layouts that use what you plan to use. No plan knows slow nodes, a network that others share,
-# or failures (chapter 9).
+# that. Calibrate with layouts that use what you plan to use. No plan includes slow nodes, a network that others
+# share, or failures (chapter 9).
 
 # %% [markdown]
 # ## 9. Remember
