@@ -2,11 +2,11 @@
 # # 4. Manual split: one line in two buildings
 #
 # In chapters 2 and 3 every device held the whole model. When a model no longer fits, you cut it: its first layers live
-# on one device, the others on another. This is **model parallelism** in its plainest form.
+# on one device, the rest on another. This is **model parallelism** in its plainest form.
 #
-# You cut a classifier and a language model by hand here, predict what crosses the cut, who waits and what each side
-# stores, and look for the best place for a cut. The notebook `04_manual_split_further` plans a model of 1.4 billion
-# parameters to the byte, and compares three ways to choose a cut.
+# In this chapter you cut a classifier and a language model by hand. You predict what crosses the cut, who waits and
+# what each side stores, and look for the best place to cut. The notebook `04_manual_split_further` plans a large model
+# to the byte, and compares three ways to choose a cut.
 
 # %% tags=["nbval-ignore-output"]
 from contextlib import nullcontext
@@ -36,9 +36,9 @@ hardware.report()
 # A line of eight stations does not fit into one hall. Stations 1 to 4 stay in building 0, and stations 5 to 8 move to
 # building 1. A truck carries the half-finished parts across the yard.
 #
-# The blueprint is improved from the last station backwards. Each station tells the one before it how the parts that
-# it received should have been different. Between stations 5 and 4 these change notes cross the yard too, so the truck
-# drives both ways. Nothing else crosses: each building keeps its half of the blueprint to itself.
+# The blueprint is improved from the last station backwards. Each station tells the one before it how its parts should
+# have been different. Between stations 5 and 4 these change notes cross the yard too, so the truck drives both ways.
+# Nothing else crosses: each building keeps its half of the blueprint to itself.
 
 # %%
 figures.two_buildings()
@@ -60,8 +60,8 @@ plt.show()
 #
 # ### One process: `.to` is the truck
 #
-# The model classifies images of MNIST with four linear layers, and the cut lies after the second one. Each layer has
-# its own seed, so any process can build a layer without building the others.
+# The model classifies MNIST images with four linear layers, and the cut lies after the second one. Each layer has its
+# own seed, so any process can build a layer without building the others.
 
 # %%
 SIZES = 784, 256, 256, 256, 10  # values of an image before, between and after the layers
@@ -129,16 +129,16 @@ print("gradients, largest difference from the uncut model:", difference)
 # %% [markdown]
 # The way back needs no code. Autograd records `.to` like any other operation, and its backward moves the gradient to
 # the device that the activations came from. The targets go to `outputs.device`, which is right for any cut: the loss
-# needs both in one place.
+# needs outputs and targets in one place.
 
 # %% [markdown]
 # ### 4.1 Three buildings (2 points)
 #
-# Spread a chain of layers over three devices. The parts are as even as whole layers allow. The devices are given:
-# they may be three GPUs, one GPU and the CPU, or the same device three times.
+# Spread a chain of layers over three given devices, in parts as even as whole layers allow. The devices may be three
+# GPUs, one GPU and the CPU, or the same device three times.
 #
 # On a machine without a GPU, the check needs a second device to see what you move where. It takes PyTorch's **meta
-# device**: a tensor there has a shape, a dtype and a place, but no content.
+# device**: a tensor there has a shape and a dtype, but no content.
 
 
 # %% nbgrader={"grade_id": "4.1", "solution": true}
@@ -180,9 +180,9 @@ check("4.1", ThreeBuildings)
 # %% [markdown]
 # ### Two processes: you drive the truck
 #
-# Between two ranks there is always a yard, on any machine. The stages live in two processes, and autograd in one of
-# them knows nothing of the other. So you carry both loads yourself, with one line at each end of each trip. (`span`
-# marks the stretches of computing for a clock in section 3. By default it does nothing.)
+# Between two ranks there is always a yard, on any machine. The stages live in two processes, and autograd in one knows
+# nothing of the other. So you carry both loads yourself, with one line at each end of each trip. (`span` marks the
+# stretches of computing for a clock in section 3. By default it does nothing.)
 
 
 # %%
@@ -237,7 +237,7 @@ difference = check_equal(gradients_of(whole), [torch.cat(launch(gradients_after_
 print("gradients of both ranks, largest difference from one process:", difference)
 
 # %% [markdown]
-# `activations.backward(gradients)` is the heart of it. When you call `backward` on a tensor that is not a loss, it
+# `activations.backward(gradients)` is the heart of it. When you call `backward` on a tensor that is not a scalar, it
 # needs the gradient of the loss with respect to that tensor, and applies the chain rule from there
 # ([`torch.Tensor.backward`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html)). Rank 1 has
 # just computed that gradient: `activations.grad`.
@@ -247,8 +247,8 @@ print("gradients of both ranks, largest difference from one process:", differenc
 #
 # ### What crosses the cut
 #
-# The batch has 64 images, and a float32 number takes 4 bytes. Rank 0 has 266,752 parameters. **Predict** the bytes
-# that rank 1 sends back in one step, and those that rank 0 sends if you cut one layer earlier.
+# The batch has 64 images, and a float32 number takes 4 bytes. Rank 0 has 266,752 parameters. **Predict** how many bytes
+# rank 1 sends back in one step, and how many rank 0 sends if you cut one layer earlier.
 
 # %% tags=["prediction"]
 predicted = {
@@ -288,14 +288,14 @@ compare(
 # %% [markdown]
 # A batch of $N$ examples with $H$ values each at the cut costs $4NH$ bytes in each direction. The formula contains
 # neither the number of layers nor the number of parameters. Data parallelism is the other way round: it sends the
-# gradients of all parameters, whatever the batch is.
+# gradients of all parameters, however large the batch is.
 
 # %% [markdown]
 # ### Who waits
 #
 # Suppose that each layer takes one unit of time forward and two units backward, and that messages take no time. One
-# device needs 12 units for a training step. **Predict** how long two ranks need: with two layers each, and with one
-# layer on rank 0 and three on rank 1.
+# device needs 12 units for a training step. **Predict** how many units two ranks need: with two layers each, and with
+# one layer on rank 0 and three on rank 1.
 
 # %% tags=["prediction"]
 predicted = {"2 | 2: units of a step": 12, "1 | 3: units of a step": 12}
@@ -334,8 +334,9 @@ compare(
 # Two devices are no faster than one, and the balance makes no difference. Rank 1 cannot begin before the activations
 # arrive, and rank 0 cannot go back before the gradients do. Moving a layer to the other rank only moves its time.
 #
-# Now the real ranks. To show what two devices would do, however many cores your machine has, each pass is really
-# computed, and then the rank sleeps until its slots of 20 ms are over. The course calls such a figure *emulated*.
+# Now real ranks do it. To show what two devices would do, however many cores your machine has, a rank computes each
+# pass and then sleeps until the pass has lasted one slot of 20 ms for each unit. The course calls such a figure
+# *emulated*.
 
 # %%
 from course_utils.lesson.pace import SLOT, paced
@@ -370,10 +371,10 @@ plt.show()
 # ### What an unbalanced cut costs
 #
 # In a training step with one batch, an unbalanced cut costs no time. That changes as soon as several batches are on
-# their way. The simplest case is evaluation: nothing comes back, and rank 0 starts the next batch while rank 1 works
-# on the one before.
+# their way. The simplest case is evaluation: nothing comes back, and rank 0 starts a batch while rank 1 still works on
+# the one before.
 #
-# One device needs 40 units for ten batches. **Predict** what two ranks need with one layer and three.
+# One device needs 40 units for ten batches. **Predict** how many two ranks need, with one layer and three.
 
 # %% tags=["prediction"]
 predicted = {"1 | 3: units for ten batches": 31}
@@ -413,19 +414,19 @@ compare(
 )
 
 # %% [markdown]
-# The first batch goes through all stages. After it, one batch leaves in every interval of the slowest stage. With the
-# times $t_1, \dots, t_p$ of the stages, the last of $m$ batches leaves after
+# The first batch goes through all stages. The others leave one by one, at the pace of the slowest stage. With the times
+# $t_1, \dots, t_p$ of the stages, the last of $m$ batches leaves after
 #
 # $$T = \sum_s t_s + (m - 1)\,\max_s t_s .$$
 #
-# That is 31 units with one layer and three, and 22 with two and two: the slowest stage sets the pace. Chapter 5 brings
-# several batches on the way to training too.
+# That is 31 units with one layer and three, and 22 with two and two. In chapter 5, training sends several batches on
+# their way, too.
 
 # %% [markdown]
 # ### What each rank stores
 #
-# Each parameter takes 16 bytes: 4 for itself, 4 for its gradient, and 8 for the two averages that Adam keeps. On top
-# come the activations that autograd keeps for backward. Both ranks have two of the four layers, whose sizes are in
+# Each parameter takes 16 bytes: 4 for itself, 4 for its gradient, and 8 for the two averages that Adam keeps. The
+# activations that autograd keeps for backward come on top. Both ranks have two of the four layers, whose sizes are in
 # section 2. **Predict** the share of all parameters that rank 0 holds.
 
 # %% tags=["prediction"]
@@ -472,8 +473,8 @@ plt.show()
 #
 # ### Ten steps, the same parameters
 #
-# Whatever the technique, training ends with the parameters of one process. That is the contract of the course. Here
-# are ten steps of SGD, each on another 64 images: first in this kernel, then on two ranks by hand.
+# Whatever the technique, training ends with the same parameters as in one process. That is the contract of the course.
+# Here are ten steps of SGD, each on 64 new images: in this kernel, and on two ranks by hand.
 
 
 # %%
@@ -499,9 +500,9 @@ def train_by_hand(rank):
 
 
 # %% [markdown]
-# PyTorch's own interface is `torch.distributed.pipelining`. A `PipelineStage` wraps a stage and knows its neighbours.
-# A **schedule** does the sends, the receives and the backward calls. With one micro-batch, which means the batch in
-# one piece, it does what you did by hand.
+# PyTorch's own interface is `torch.distributed.pipelining`. A `PipelineStage` wraps a stage and knows its neighbours. A
+# **schedule** does the sends, the receives and the backward calls. With one micro-batch, that is, the whole batch, it
+# does what you did by hand.
 
 # %%
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -531,7 +532,7 @@ print("from one process, by hand:     ", check_equal(expected, [by_hand]))
 print("from one process, with PyTorch:", check_equal(expected, [with_pytorch]))
 
 # %% [markdown]
-# There is nothing to average here. The cut changes where a number is computed, and not how.
+# There is nothing to average here. The cut changes where a number is computed, but not how.
 
 # %% [markdown]
 # ### 4.2 Across the cut and back (3 points)
@@ -555,10 +556,10 @@ except RuntimeError as error:
 # of tensors and a list of their gradients, and goes back once, from all of them.
 #
 # Carry one training step across, as in section 2, but for a list of tensors. Three rules keep both ranks in step,
-# whatever the loss does.
+# whatever the loss uses.
 #
 # * Every tensor of the list is sent forward, in the order of the list. `send` wants a contiguous tensor, whose numbers
-#   lie one behind the other in memory; `.contiguous()` makes one of any tensor.
+#   lie one after the other in memory; `.contiguous()` makes one of any tensor.
 # * For every *floating-point* tensor of the list, a gradient of the same shape and dtype is sent back, in the same
 #   order. If the loss did not use the tensor, its `.grad` is None. Rank 0 waits all the same, so zeros are sent.
 # * Integer tensors have no gradient, so nothing is sent back for them.
@@ -613,13 +614,13 @@ check("4.2", hand_over)
 # %% [markdown]
 # ### A language model in two stages
 #
-# The same two steps train a transformer. Its first part turns each token into a vector. Then comes a row of blocks,
+# The same two functions train a transformer. Its first part turns each token into a vector. Then comes a row of blocks,
 # each an attention and two linear layers. The last part, the head, gives each token of the vocabulary a score. Between
 # blocks it is easy to cut: one tensor of shape (batch, tokens, width) goes from each block to the next.
 #
 # **Attention** is where tokens see each other. It makes three vectors of each token. A token's **query** is compared
-# with the **keys** of the tokens up to it. The better a key fits, the more that token's **value** counts in the sum
-# that the first token gets. Several **heads** do this side by side, each with its own part of the width.
+# with the **keys** of the tokens up to it. The better a key fits, the more the **value** of the same token counts in
+# the sum that attention returns. Several **heads** do this side by side, each with its own part of the width.
 
 # %%
 from course_utils.lesson.models import Block
@@ -673,18 +674,18 @@ print("language model, largest difference:", check_equal(expected, [torch.cat(ha
 # %% [markdown]
 # ### Where to cut
 #
-# The stations of this network are very uneven. Stations 1 to 4 are convolutions with 64 channels, and station 1 reads
-# an image of one channel. Stations 1 and 2 work on 28 x 28 pixels, stations 3 and 4 on 14 x 14. Stations 5 to 8 are
-# linear layers. A convolution does the same work at each pixel. **Predict** by which factor station 2 has more work
-# than station 3, and after which station the best cut for two stages lies.
+# The eight stations of the next network are very uneven. Stations 1 to 4 are convolutions to 64 channels, and station 1
+# reads an image of one channel. Stations 1 and 2 work on 28 x 28 pixels, stations 3 and 4 on 14 x 14. Stations 5 to 8
+# are linear layers with little work. A convolution does the same work at each pixel. **Predict** how many times as much
+# work station 2 has as station 3, and after which station to cut so that the fuller of two stages has the least work.
 
 # %% tags=["prediction"]
 predicted = {"work of station 2, over station 3": 4, "best cut: after station": 2}
 
 # %% [markdown]
-# First you **profile** the model. Times are what you want to balance in the end, but they wobble. `FlopCounterMode`
-# counts the multiplications and additions of convolutions and matrix products, the same on every machine. Then you
-# try all cuts, and take the one whose fullest stage has the least work.
+# First you **profile** the model. You want to balance times in the end, but they vary. `FlopCounterMode` counts the
+# multiplications and additions of convolutions and matrix products, which are the same everywhere. Then you try all
+# cuts, and take the one whose fullest stage has the least work.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -746,12 +747,12 @@ plt.show()
 # %% [markdown]
 # ### 4.3 The best cut (2 points)
 #
-# A chain of stages is as fast as its slowest stage. Given each layer's cost, find the cut whose
-# slowest stage is as fast as possible. "As many layers each" misses it, and so does "fill a stage
-# until it has its share". Your answer has to be exact.
+# A chain of stages is as fast as its slowest stage. Given each layer's cost, find the cut whose slowest stage is as
+# fast as possible. Neither equal numbers of layers nor "fill a stage until it has its share" finds it. Your answer has
+# to be exact.
 #
-# There are 11 ways to cut 12 layers once, and almost 10^14 ways to cut 96 layers into 12
-# stages. The check tries such a model, so trying all cuts does not finish.
+# There are 11 ways to cut 12 layers once, and almost 8 × 10^13 ways to cut 96 layers into 12 stages. The check tries
+# such a model, so trying all cuts does not finish.
 
 
 # %% nbgrader={"grade_id": "4.3", "solution": true}
@@ -797,7 +798,7 @@ check("4.3", balanced_cuts)
 # ### Two ends that disagree
 #
 # A message does not say how large it is, so rank 1 has to know. 1,000 images make fifteen batches of 64 and one of 40,
-# and here rank 1 has not thought of the last one:
+# and here rank 1 does not expect the last one:
 
 
 # %%
@@ -815,7 +816,7 @@ except RankFailure as failure:
 
 # %% [markdown]
 # `launch` compares what the two ends asked for. Plain gloo fills the first 40 rows and leaves whatever was in the other
-# 24, without a word. Take the number of rows from the targets of the same batch, as `last_stage_step` does.
+# 24, without an error. Take the number of rows from the targets of the same batch, as `last_stage_step` does.
 #
 # ### A tied embedding, cut in two
 #
@@ -854,7 +855,7 @@ print("  two tables, gradients exchanged:", check_equal(expected, exchanged))
 
 # %% [markdown]
 # Without the exchange the table is **silently untied**: there is no error, but each rank uses only one part of the
-# gradient, the copies drift apart, and neither is the table of one process. The repair is the all-reduce in
+# gradient, the copies drift apart, and neither equals the table of one process. The repair is the all-reduce in
 # `tied_step`: it adds the two gradients before the update, as autograd does in one process.
 
 # %%
@@ -866,8 +867,8 @@ plt.show()
 # gradients are added in every step.*
 #
 # The price is that the table is stored twice, and its gradient crosses the cut in every step.
-# [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) pays it, and has an *embedding group* of the first and the last
-# stage for this all-reduce.
+# [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) pays this price: it has an *embedding group* of the first and the
+# last stage for this all-reduce.
 
 # %% [markdown]
 # ## 6. Exercises: cut, hand over, balance
@@ -886,11 +887,10 @@ plt.show()
 # %% [markdown]
 # ## 7. See it: one line, its cuts, and who waits
 #
-# The explorer simulates a line of eight stations, forward only. Seven of them take one minute for a batch, one is
+# The explorer simulates a line of eight stations, forward only. Seven of them take one minute for a batch, and one is
 # heavy.
 #
-# * Move the heavy station through the line, with equal numbers of stations in each building. Then
-#   let the best cut follow it.
+# * Move the heavy station through the line, with (nearly) equal numbers of stations. Then let the best cut follow it.
 # * Take more buildings. When does the heavy station alone set the pace, so that another building does not help?
 
 # %%
@@ -916,7 +916,7 @@ Explorer(
 )
 
 # %% [markdown]
-# *At the start, the heavy station is in building 1, which works without a pause and sets the pace. Building 0 is
+# *At the start, the heavy station is in building 1, which works without a break and sets the pace. Building 0 is
 # finished early, and building 2 waits for each batch. The best cut gives the heavy station a building of its own.*
 
 # %% [markdown]
@@ -1000,7 +1000,8 @@ print("parameters, largest difference from by hand:", check_equal(by_hand, [save
 # * **Where the cut lies.** Neighbouring stages belong on devices with a fast link between them, because nothing hides
 #   the messages: both ranks wait while they travel.
 # * **The model.** Each rank builds its stage on the device meta, and `to_empty` gives it memory. That makes new
-#   parameters, so build the optimizer afterwards. An earlier one holds the old ones, and the stage never learns.
+#   parameters, so build the optimizer afterwards. One built earlier holds the old parameters, and the stage never
+#   learns.
 # * **The data.** Only the first rank needs the inputs, and only the last one the targets, in the same order.
 
 # %% [markdown]
@@ -1010,7 +1011,7 @@ print("parameters, largest difference from by hand:", check_equal(by_hand, [save
 #    parameters there are.
 # 2. In one process `.to(device)` is enough. Between ranks you send the gradient back yourself, and call
 #    `activations.backward(gradients)`.
-# 3. A cut buys memory and no time: with one batch at a time, all but one of p stages are idle.
+# 3. A cut saves memory but no time: with one batch at a time, all but one of p stages are idle.
 # 4. The fullest stage decides what fits, and the slowest one sets the pace. Profile before you cut.
 # 5. A parameter that two stages share comes apart without an error. Compare with one process, under SGD.
 #

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 4. Manual split, further: a model planned to the byte, and a cut on the clock
 #
-# The lesson cut small models. This notebook plans one with 1.4 billion parameters to the byte, without a GPU, and says
-# how many stages it needs. It sends a stream of batches through two cuts and looks at the clock. Two exercises follow:
-# a model to repair, and an experiment with three ways to choose a cut. None of it needs an answer of the lesson.
+# The lesson cut small models. This notebook plans a large one to the byte, without a GPU, and shows what more stages
+# change. It sends a stream of batches through two cuts and looks at the clock. Two exercises follow: a model to repair,
+# and an experiment with three ways to choose a cut. You need no answer from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 from collections.abc import Callable
@@ -30,9 +30,9 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: a plan before the first wall
 #
-# A hall that turns out too small costs a hall, and a plan costs paper. So the factory draws a plan first: what each
-# station keeps on its shelf until the change notes come back, what each building has to hold at the busiest hour,
-# and how many pieces an hour the slowest building lets through.
+# A hall that turns out too small has to be built again. So the factory draws a plan first: what each station keeps on
+# its shelf until the change notes come back, what each building has to hold at the busiest hour, and how many pieces an
+# hour the slowest building lets through.
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -103,7 +103,7 @@ print(
 #
 # ### The planned model: 24 layers of width 2,048
 #
-# A tutorial that many read cuts a language model over two GPUs: 24 layers of width 2,048 with 16 heads, a vocabulary of
+# A widely read tutorial spreads a language model over two GPUs: 24 layers of width 2,048 with 16 heads, a vocabulary of
 # 50,000, and a batch of 4 texts of 512 tokens. Take these sizes for a `LanguageModel`. A block of width $W$ has
 # $4W^2 + 4W$ parameters in its attention, $8W^2 + 5W$ in its two linear layers and $4W$ in its two norms. The tables
 # and the head have a row for each token or position.
@@ -114,8 +114,8 @@ print(
 predicted_plan = {"billions of parameters": 1.4, "GiB of model states": 21}
 
 # %% [markdown]
-# On the device meta a tensor has a shape and no memory, so any laptop builds the whole model, runs a training step of
-# each half, and counts:
+# On the device meta a tensor has a shape but no memory, so any laptop can build the whole model, run a training step of
+# each half, and count:
 
 # %%
 PLANNED = {"vocabulary": 50_000, "width": 2048, "heads": 16, "layers": 24, "context": 512}
@@ -164,7 +164,7 @@ compare(
 # With $N$ texts of $T$ tokens, autograd keeps tensors of $NTW$ numbers: the block's input, the norm's output, queries,
 # keys and values (three), what the heads return, the sum after the attention, the second norm's output, and both sides
 # of the activation function, four times as wide (eight). That is 16. Each norm also keeps a mean and a scale for each
-# token, and the attention one number for each head and token. Together $4NT\,(16W + 4 + \text{heads})$ bytes.
+# token, and the attention one number for each head and token. In bytes: $4NT\,(16W + 4 + \text{heads})$.
 
 # %%
 figures.kept_of_a_block()
@@ -197,8 +197,8 @@ def stage_bytes(stage, vocabulary, width, heads, layers, context, texts):
 
 
 # %% [markdown]
-# Is the formula right? For the small model autograd can be asked, and for the planned one the ledgers know three of
-# the four kinds:
+# Is the formula right? Autograd's count tests it for the small model; the ledgers test all but activations for the
+# planned one:
 
 # %%
 for stage, kept in enumerate((kept_0, kept_1)):
@@ -223,21 +223,21 @@ print(f"a step sends {4 * 4 * 512 * 2048:,} bytes in each direction")
 # the optimizer's state.*
 #
 # Compare the last line with the bars: 16 MiB cross the cut in each direction, while data parallelism would send the
-# gradients of all parameters, 5.3 GiB, in each step. That is for 2,048 tokens. Activations grow with the tokens of a
-# step and gradients do not: at some 690,000 tokens the two are equal, and large runs have more.
+# gradients of all parameters, 5.3 GiB, in each step. The 16 MiB are for 2,048 tokens. They grow with the tokens of a
+# step, and gradients do not: at some 690,000 tokens the two are equal, and large runs have more.
 #
-# The bars add up all four kinds. In a step the activations go as the gradients come, so the two are never there in
-# full together. On the other hand, single operations need room in between, and on a GPU the allocator and the
-# libraries come on top.
+# The bars add up all four kinds. In a step the activations go as the gradients come, so the two are never there in full
+# together. On the other hand, single operations need room for a moment, and on a GPU the allocator and the libraries
+# come on top.
 #
 # In float32 a parameter costs 4 bytes, its gradient 4 and Adam's averages 8, together 16. With the usual mixed
 # precision it is 16 again: 2, 2, and 12 for the optimizer, which also keeps the parameters in float32 ([Rajbhandari et
-# al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). If the gradients are kept in float32 too, it is 18. So
-# 16 bits make activations and messages smaller, but not these three.
+# al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). If the gradients are kept in float32 too, it is 18. So 16
+# bits make activations and messages smaller, but not this sum.
 #
 # The tutorial's own model is smaller than the planned one. Its blocks are
 # [`nn.TransformerEncoderLayer`](https://docs.pytorch.org/docs/stable/generated/torch.nn.TransformerEncoderLayer.html),
-# which is 2,048 wide inside unless you ask for more, and it has no positions.
+# which is 2,048 wide inside unless you ask for more, and it has no table of positions.
 
 # %% [markdown]
 # ## 4. By hand, then on the clock: a stream through two cuts
@@ -280,7 +280,7 @@ pace = [sum(work) + 7 * max(stage_work(work, cuts)) for cuts in (middle, best)]
 print(f"by the count, the best cut takes {pace[1] / pace[0]:.2f} of the time of the middle one")
 
 # %% [markdown]
-# The count uses the lesson's formula: the sum of all stages, and seven times the slowest. On the clock, the fastest of
+# The count uses the lesson's formula: the sum of all stages, plus seven times the slowest. On the clock, the fastest of
 # a few rounds is the one that other programs disturbed least. `isend` hands the activations over and goes on at once.
 
 
@@ -312,8 +312,8 @@ def seconds_of_stream(rank, cut, batches=8, rounds=4):
 
 # %% [markdown]
 # The last line of the next cell cuts by measured times instead of the counted work. On your machine it may be another
-# cut: ReLU and pooling layers take time, and the count leaves them out. The count is the argument, and the clock a
-# look at this machine.
+# cut: ReLU and pooling layers take time, and the count leaves them out. The count holds on every machine, the times on
+# yours only.
 
 
 # %%
@@ -386,13 +386,13 @@ what_it_reads(TutorialModel(batch_first=True), src_mask=mask, is_causal=True)
 # %% [markdown]
 # By default the layer expects (tokens, texts). With (texts, tokens) the texts of a batch look at each other, place by
 # place, and no place ever sees what was written before it. The repair has two parts: `batch_first=True`, and a **causal
-# mask**, without which a place would also see the tokens that it has to predict. No cut is wrong here, and no cut makes
-# it right. Test a model on one device first.
+# mask**, without which a place would also see the tokens that it has to predict. The cut is not to blame here, so test
+# a model on one device first.
 
 # %% [markdown]
 # ## 6. Exercises: repair, and compare
 #
-# 4.4 repairs a model. 4.5 is an experiment with three strategies to cut.
+# In 4.4 you repair a model. 4.5 is an experiment with three ways to choose a cut.
 #
 # On a machine without a GPU, a check needs a second device to see what you move where. It takes PyTorch's meta device.
 
@@ -470,16 +470,15 @@ check("4.4", RepairedConvNet)
 # ### 4.5 An experiment: three strategies (3 points)
 #
 # Some people cut by the number of layers, some by the number of parameters, some by time. Compare the three. The first
-# step is a table that you can trust, and the check goes through it to the byte.
+# step is a table that you can trust; the check compares it to the byte.
 #
-# The time of each layer comes in as a list, measured before. So the table depends on nothing but
-# its inputs. `cut(costs, stages)` returns the best cuts in the form of exercise 4.3: your
-# `balanced_cuts`, or `try_all_cuts` from section 4.
+# Each layer's time is measured before and comes in as a list, so the table depends on its inputs only.
+# `cut(costs, stages)` returns the best cuts in the form of exercise 4.3: your `balanced_cuts`, or `try_all_cuts` from
+# section 4.
 #
-# To run a stage alone, feed it what arrives there: the output of the stage before it, detached.
-# It came over a cut, so it has to require a gradient, if it is floating point. Otherwise autograd
-# keeps less than it does in training. `kept_for_backward` counts what a
-# forward pass keeps:
+# To run a stage alone, feed it what arrives there: the output of the stage before it, detached. It comes over a cut, so
+# it has to require a gradient if it is floating point. Otherwise autograd keeps less than it does in training.
+# `kept_for_backward` counts what a forward pass keeps:
 #
 # ```python
 # with kept_for_backward(stage) as kept:
@@ -571,10 +570,9 @@ def conclusion() -> str:
 check("4.5", compare_cuts)
 
 # %% [markdown]
-# Now the experiment itself. It has no single right answer, so nothing checks it. As soon as your
-# `compare_cuts` is written, the next cells give it `uneven_line()` from section 4, for 2, 3 and 4
-# stages, and draw its tables. The counted operations stand for the seconds, so that you get the
-# same picture on every machine.
+# Now comes the experiment itself. It has no single right answer, so nothing checks it. As soon as your `compare_cuts`
+# is written, the next cells give it `uneven_line()` from section 4, for 2, 3 and 4 stages, and draw its tables. The
+# counted operations stand for the seconds, so that you get the same picture on every machine.
 #
 # 1. **Predict** first: which strategy has the fastest slowest stage, and which has the largest
 #    stage in memory?
@@ -617,12 +615,11 @@ if not tables:
     print("no tables yet: they come with a compare_cuts that passes its check")
 
 # %% [markdown]
-# *Once you have tables: a group of bars for each strategy, with a bar for each stage, the first on
-# the left. Above, the highest bar of a group says how much memory the fullest device needs. Below,
-# it sets the pace of the line.*
+# *Once you have tables, each strategy has a group of bars, and each stage a bar, the first on the left. Above, the
+# highest bar of a group says how much memory the fullest device needs. Below, it sets the pace of the line.*
 #
-# And the clock: the stream of eight batches from section 4 goes through two ranks, with each
-# strategy's cut for two stages.
+# Now the clock: the stream of eight batches from section 4 goes through two ranks, with each strategy's cut for two
+# stages.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -663,13 +660,13 @@ for stages, kinds in zip(counts, fullest):
     print(f"stages {stages:2}: {total:>9}, idle {1 - 1 / stages:.0%}")
 
 # %% [markdown]
-# *The memory of a stage falls almost in proportion at first. Later the tables and the scores of the vocabulary stay at
-# the two ends. The price is on the right: with one batch at a time, all but one stage are idle.*
+# *The memory of a stage falls almost in proportion at first. Later the tables and the scores of the vocabulary, at the
+# two ends, remain. The price is on the right: with one batch at a time, all but one stage are idle.*
 
 # %% [markdown]
 # ## 8. On a cluster
 #
-# Build the model on meta in every rank, and give memory to the rank's stage only (`to_empty`, then first values or a
+# Build the model on meta in every rank, and give memory to the rank's stage only (`to_empty`, then initial values or a
 # checkpoint). So no host ever holds the whole model, and the plan is also the test: `memory_ledger` of the stage has to
 # say what the plan said. Time a profile on one device of the kind that the cluster has. The counted operations choose
 # the cut, and the clock confirms it.

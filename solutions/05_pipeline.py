@@ -9,7 +9,7 @@
 # step takes and how much memory it needs.
 #
 # In this chapter you write two schedules and run both on four ranks, by hand and with PyTorch. You also repair two
-# mistakes that people really make: gradients of the wrong size, and neighbours that wait for each other. The notebook
+# mistakes that people make: gradients of the wrong size, and neighbours that wait for each other. The notebook
 # `05_pipeline_further` goes on with interleaved and zero-bubble schedules.
 
 # %% tags=["nbval-ignore-output"]
@@ -36,10 +36,10 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: no building waits for the whole batch
 #
-# Four buildings share a line: each has some of its stations. If a truck waited until a building had finished the
-# whole batch, the next buildings would stand empty. So the material travels in boxes. As soon as the first building
-# has finished box 0, a truck takes its half-finished parts to the second building, and the first one begins with box
-# 1. From box 3 on, all four buildings work.
+# Four buildings share a line: each has some of its stations. If a truck waited until a building had finished the whole
+# batch, the next buildings would stand empty. So the material travels in boxes. As soon as the first building has
+# finished box 0, a truck takes its half-finished parts to the second building, and the first one begins with box 1. As
+# soon as it begins with box 3, all four buildings work.
 #
 # At the end of the line the parts are inspected, and change notes go back the same way, box by box. To use a change
 # note, a building needs the half-finished parts of that box. It keeps them on a shelf until the note arrives.
@@ -50,20 +50,20 @@ plt.show()
 
 # %% [markdown]
 # *Trucks carry half-finished parts to the right, and change notes come back to the left. The first building has the
-# parts of four boxes on its shelf, the last building those of one.*
+# parts of four boxes on its shelf, the last one those of one box.*
 #
 # | new in the factory | in PyTorch | what it is |
 # |---|---|---|
 # | box | micro-batch | some rows of the batch, which travel together |
 # | shelf | stored activations | what autograd keeps of a micro-batch until its backward pass |
 #
-# The formulas write p for the number of stages and m for the number of micro-batches.
+# In the formulas, p is the number of stages and m the number of micro-batches.
 
 # %% [markdown]
 # ## 2. The smallest real run: two stages, four micro-batches
 #
 # The model is a line of eight equal layers. `stage_of(rank, stages)` builds only the layers of one rank. Every layer
-# has a seed of its own, so `stage_of(0, 1)` builds the whole model in one process, with the same parameters.
+# has its own seed, so `stage_of(0, 1)` builds the whole model in one process, with the same parameters.
 
 # %%
 LAYERS, WIDTH, ROWS = 8, 64, 32
@@ -87,9 +87,9 @@ def stage_of(rank, stages):
 # The first stage sends the activations of each micro-batch to the last stage, and keeps them until their gradients
 # come back: in the meantime the micro-batch is **in flight**.
 #
-# `timed(Op("F", i))` surrounds the forward pass of micro-batch i, and `timed(Op("B", i))` its backward pass. A
-# forward pass lasts one **slot** of 20 ms and a backward pass two: the layers are really computed, then the rank
-# sleeps for the rest of its slots. So two cores show what four devices would do. Such a figure says *emulated*.
+# `timed(Op("F", i))` surrounds the forward pass of micro-batch i, and `timed(Op("B", i))` its backward pass. A forward
+# pass lasts one **slot** of 20 ms and a backward pass two: the rank computes its layers, then sleeps for the rest of
+# its slots. So two cores show what four devices would do. The title of such a figure says *emulated*.
 
 
 # %%
@@ -154,15 +154,15 @@ plt.show()
 # *Light boxes are forward passes, dark boxes are backward passes, and the numbers are micro-batches. Rank 1 waits at
 # the beginning and at the end, rank 0 in the middle.*
 #
-# A picture with a lane for each rank and time to the right is a **Gantt chart**.
+# A picture with a lane for each rank, and time from left to right, is a **Gantt chart**.
 
 # %% [markdown]
 # ## 3. Predict, then measure: bytes, the bubble and the shelf
 #
 # ### The bytes between two stages
 #
-# In that run rank 0 sent the activations of 4 micro-batches. A float32 number has 4 bytes. **Predict** how many bytes
-# rank 0 sent. And how many does it send if the same batch is cut into 8 micro-batches?
+# In that run rank 0 sent the activations of 4 micro-batches, in float32 numbers of 4 bytes. **Predict** how many bytes
+# it sent, and how many it sends if the same batch is cut into 8 micro-batches.
 
 # %% tags=["prediction"]
 predicted = {"4 micro-batches": 32 * 64 * 4, "8 micro-batches": 32 * 64 * 4}
@@ -191,17 +191,17 @@ compare(
 )
 
 # %% [markdown]
-# Smaller micro-batches make more messages, and the bytes stay the same: one tensor crosses a boundary, however many
-# layers a stage has. Data parallelism would send the gradients of all layers instead. This is why pipelines run
-# between nodes, where links are slow. (With more tokens in a step a pipeline sends more, and data parallelism does
-# not; see 04 further: 3.)
+# Smaller micro-batches make more messages, but the bytes stay the same. They do not depend on the number of layers in a
+# stage. Data parallelism would send the gradients of all layers. This is why pipelines run between nodes, where links
+# are slow. (With more rows in a step a pipeline sends more, and data parallelism does not: see section 3 of 04
+# further.)
 #
 # ### A schedule is a list for each rank
 #
-# An **op** is one pass of one micro-batch through a stage: F3 is a forward pass, B3 is the backward pass of the same
-# micro-batch. A schedule holds one list for each rank: the ops of this rank, in order. It holds no times. A rank
-# works through its list and waits where an op needs something that has not arrived: F needs the activations of the
-# stage before it, B needs its own F and the gradients of the stage behind it.
+# An **op** is one pass of one micro-batch through a stage: F3 is the forward pass of micro-batch 3, and B3 its backward
+# pass. A schedule holds one list for each rank: the ops of this rank, in order. It holds no times. A rank works through
+# its list and waits where an op needs something that has not arrived: F needs the activations of the stage before, B
+# needs its own F and the gradients of the stage after.
 #
 # `simulate` plays a schedule with one unit of time for F and two for B, because a backward pass computes two
 # gradients, of the inputs and of the weights. If a schedule cannot run, `first_illegal_move` says why.
@@ -215,16 +215,15 @@ print(f"both ranks one by one: {step:g} units")
 print("mixed:", schedules.first_illegal_move([one_by_one, forward_first]))
 
 # %% [markdown]
-# Each rank could run its own list, but in the second schedule they wait for each other: rank 0 wants the gradients of
+# Each list is possible alone, but in the second schedule the ranks wait for each other: rank 0 wants the gradients of
 # micro-batch 0 before it sends micro-batch 1, and rank 1 wants micro-batch 1 before it goes back.
 
 # %% [markdown]
 # ### 5.2 GPipe (2 points)
 #
-# In section 2 both ranks ran all forward passes first, and then all backward passes. This schedule is **GPipe**.
-# Write it for any number of stages. `check` tries whether your schedule can run, simulates it, and compares its time
-# with a limit. It draws your schedule when it is right. To look at it before, run
-# `plots.gantt(schedules.simulate(gpipe(4, 8)))`.
+# In section 2 both ranks ran all forward passes first, and then all backward passes. This schedule is **GPipe**. Write
+# it for any number of stages. `check` tests whether your schedule can run, simulates it, and compares its time with a
+# limit. It draws your schedule if it is right. To see it earlier, run `plots.gantt(schedules.simulate(gpipe(4, 8)))`.
 
 
 # %% nbgrader={"grade_id": "5.2", "solution": true}
@@ -249,8 +248,8 @@ check("5.2", gpipe)
 # ### The bubble
 #
 # Four stages run GPipe with eight micro-batches. Each rank works for 8 x (1 + 2) = 24 units and waits for the rest of
-# the step. The step lasts from the first op of all ranks to the last one. **Predict** how many units rank 0 waits,
-# and how many rank 3.
+# the step. The step lasts from the first op of any rank to the end of the last one. **Predict** how many units rank 0
+# waits, and how many rank 3.
 
 # %% tags=["prediction"]
 predicted = {"rank 0 waits": 9, "rank 3 waits": 9}
@@ -283,8 +282,8 @@ plt.show()
 # *Rank 3 waits 3 units for its first micro-batch and 6 units at the end. Rank 0 begins at once, and then waits 9
 # units for its first gradients.*
 #
-# With $t_F$ and $t_B$ for the times of F and B, each rank waits for the p - 1 forward passes and the p - 1 backward
-# passes of the other stages. The **bubble** is this time: $(p-1)(t_F + t_B)$.
+# Each rank waits for p - 1 forward passes and p - 1 backward passes of the other stages. This time is the **bubble**:
+# $(p-1)(t_F + t_B)$, where $t_F$ and $t_B$ are the times of F and B.
 
 # %% [markdown]
 # ### 5.1 The bubble's share (1 point)
@@ -292,9 +291,9 @@ plt.show()
 # What share of a step is the bubble? Give it as a share of the total time, from the first op to the last. F and B
 # may take any time, as long as all stages are equal.
 #
-# The parameter `chunks` is for the interleaved schedule of the further notebook. There each rank holds `chunks`
-# pieces of the model, which are smaller than a stage. A rank then waits for passes through one piece, which take
-# 1/`chunks` of the time.
+# The parameter `chunks` is for the interleaved schedule of the further notebook. There each rank holds `chunks` smaller
+# pieces of the model in place of one stage. A rank then waits for passes through one piece, which take 1/`chunks` of
+# the time.
 
 
 # %% nbgrader={"grade_id": "5.1", "solution": true}
@@ -385,17 +384,17 @@ plt.show()
 # *Above, what each rank does; below, how many micro-batches it has in flight at that time. Both steps take 33 units.
 # Under GPipe every shelf fills up to 8. Under 1F1B the shelves hold 4, 3, 2 and 1.*
 #
-# 1F1B is not faster: rank 3 cannot begin earlier, and rank 0 gets its last gradients no earlier. It only needs less
+# 1F1B is not faster: rank 3 begins no earlier, and rank 0 gets its last gradients no earlier. It only needs less
 # memory. From rank r to the end of the line there are p - r stages, rank r included. So p - r micro-batches are on
-# their way when its first gradients return, and from then on each new F follows a B. The number m does not matter:
-# you can add micro-batches to make the bubble smaller, and the memory stays the same. Long pipelines therefore run
-# 1F1B or one of its successors.
+# their way when its first gradients return, and from then on each new F follows a B. The number m does not matter: you
+# can add micro-batches to make the bubble smaller, and the memory stays the same. Long pipelines therefore run 1F1B or
+# one of its successors.
 
 # %% [markdown]
 # ### 5.3 One forward, one backward (3 points)
 #
 # Write 1F1B. After a **warm-up** of some forward passes, a rank runs one F and one B in turn, and at the end it runs
-# the B that remain. Each B frees what its F has stored. How long the warm-up is depends on the rank.
+# the B that remain. Each B frees what its F has stored. The length of the warm-up depends on the rank.
 
 
 # %% nbgrader={"grade_id": "5.3", "solution": true}
@@ -510,8 +509,8 @@ plt.show()
 # ### With PyTorch: `torch.distributed.pipelining`
 #
 # A `PipelineStage` has the layers of one rank, a schedule class has the order, and `step` runs it. The first rank
-# passes the inputs, the last one the targets. The shapes between the stages are found out with the first micro-batch.
-# (You will read about `torch.distributed.pipeline`: that module is gone.)
+# passes the inputs, the last one the targets. PyTorch learns the shapes between the stages from the first micro-batch.
+# (Older texts use `torch.distributed.pipeline`: that module is gone.)
 #
 # The loss function gives the mean over one micro-batch. At the end of a step the schedule divides all gradients by
 # the number of micro-batches, unless `scale_grads` is False.
@@ -544,8 +543,8 @@ print("scale_grads=False: largest difference", largest_difference(expected, [gra
 #
 # ### Bug hunt: chunks in a loop
 #
-# You will read that the following module is a pipeline, and that it reduces the peak of memory. It cuts the batch
-# into chunks and sends each of them through three stages on two GPUs. (The GPUs are comments here.)
+# Some articles call the following module a pipeline, and say that it reduces the peak of memory. It cuts the batch into
+# chunks and sends each of them through three stages on two GPUs. (The GPUs are comments here.)
 
 
 # %%
@@ -566,7 +565,7 @@ class PipelineParallelModule(nn.Module):
 
 # %% [markdown]
 # **Predict:** 128 rows go through the module in four chunks of 32. How many bytes does autograd keep for the backward
-# pass, in percent of what it keeps when all 128 rows go through at once?
+# pass, in per cent of what it keeps when all 128 rows go through at once?
 
 # %% tags=["prediction"]
 predicted = {"bytes kept, in percent": 100}
@@ -601,8 +600,8 @@ compare(
 # cuda:1  |                 | stage2, chunk 0 |                 |                 | stage2, chunk 1 |
 # ```
 #
-# In the queue of `cuda:0`, stage 3 of chunk 0 stands before stage 1 of chunk 1, and it has to wait for `cuda:1`. A
-# pipeline needs a schedule: another order on each device.
+# In the queue of `cuda:0`, stage 3 of chunk 0 comes before stage 1 of chunk 1, and has to wait for `cuda:1`. A pipeline
+# needs a schedule: another order on each device.
 #
 # ### Bug hunt: the last micro-batch
 #
@@ -631,18 +630,17 @@ at_once, accumulated = both_ways(rows=30)
 print("30 rows: largest difference", largest_difference(at_once, [accumulated]))
 
 # %% [markdown]
-# 30 rows leave a last micro-batch of 6 rows, and it still counts for a quarter of the loss. So each of its rows
-# counts 1/24, and each of the others 1/32. Nothing fails, and the loss goes down. The same mistake, with tokens in
-# place of rows, was found in a well-known trainer in 2024 ([Fixing Gradient
+# 30 rows leave a last micro-batch of 6 rows, and it still counts for a quarter of the loss. So each of its rows counts
+# for 1/24, and each other row for 1/32. Nothing fails, and the loss goes down. The same mistake, with tokens in place
+# of rows, was found in a well-known trainer in 2024 ([Fixing Gradient
 # Accumulation](https://huggingface.co/blog/gradient_accumulation)). PyTorch's schedules divide by the number of
-# micro-batches, too. So give them batches that can be cut into equal parts, for instance with
-# `DataLoader(drop_last=True)`.
+# micro-batches, too. So give them batches that divide into equal parts, for instance with `DataLoader(drop_last=True)`.
 
 # %% [markdown]
 # ### 5.5 The scale of micro-batch gradients (2 points)
 #
 # Repair the loop. `backward()` adds to `.grad`, so the gradients of the micro-batches add up by themselves. Find the
-# scale with which they become the gradient of the mean loss over the whole batch, also if the last micro-batch is
+# scale with which they become the gradient of the mean loss over the whole batch, even if the last micro-batch is
 # smaller.
 
 # %%
@@ -683,7 +681,7 @@ check("5.5", micro_batch_gradients)
 # %% [markdown]
 # ### Both send first
 #
-# In the middle of 1F1B, two neighbours exchange: one sends activations, the other one sends gradients, and each needs
+# In the middle of 1F1B, two neighbours exchange tensors: one sends activations, the other gradients, and each needs
 # what the other has.
 
 
@@ -701,16 +699,15 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# With gloo, `send` returns when the other rank receives, and the other rank stands in its own `send`. Under torchrun
-# both would wait until the time limit. With NCCL a small tensor still gets through, because it waits in a buffer:
-# such a program runs until the model grows.
+# With gloo, `send` returns when the other rank receives, and the other rank is waiting in its own `send`. Under
+# torchrun both would wait until the time limit. With NCCL a small tensor still gets through, because it waits in a
+# buffer: such a program runs until the model grows.
 
 # %% [markdown]
 # ### 5.6 A stage and its two neighbours (3 points)
 #
-# A stage in the middle of the line hands activations to the next rank and gradients to the previous one, and its
-# neighbours hand something over at the same time. Write this exchange so that nobody waits for ever. The function
-# runs on every rank.
+# A stage in the middle of the line hands activations to the next rank and gradients to the previous one, while its
+# neighbours do the same. Write this exchange so that no rank waits for ever. The function runs on every rank.
 #
 # Gradients that come back have the shape and dtype of the activations that went out. Activations that come in have
 # the shape and dtype of the gradients that go back for them.
@@ -762,13 +759,13 @@ check("5.6", exchange)
 # | 5.5 The scale of micro-batch gradients | 2 | 5 |
 # | 5.6 A stage and its two neighbours | 3 | 5 |
 #
-# Exercise 5.4, the interleaved schedule, stands in the further notebook. `hint("5.3")` gives the next hint for 5.3.
+# Exercise 5.4, the interleaved schedule, is in the further notebook. `hint("5.3")` gives the next hint for 5.3.
 
 # %% [markdown]
 # ## 7. See it: a pipeline under your hands
 #
-# Move one slider at a time. The **hop latency** is the time from the end of an op until its result has reached the
-# next rank, in forward passes.
+# Move one slider at a time. The **hop latency** is the time from the end of an op until its result reaches the next
+# rank, measured in forward passes.
 #
 # * Add micro-batches. What becomes smaller, and under which schedule does memory grow?
 # * Compare both schedules while you raise the hop latency. 1F1B exchanges in every turn, so it waits more often.
@@ -870,7 +867,7 @@ saved = flat(torch.load(result, weights_only=True))
 print("parameters, largest difference:", check_equal(flat(model.parameters()), [saved]))
 
 # %% [markdown]
-# On two nodes of 4 GPUs it has 8 stages, of one layer each. Start the same script on both nodes:
+# On two nodes of 4 GPUs the pipeline has 8 stages, of one layer each. Start the same script on both nodes:
 #
 # ```
 # torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 \
@@ -881,8 +878,8 @@ print("parameters, largest difference:", check_equal(flat(model.parameters()), [
 #
 # * Neighbouring stages should be neighbouring GPUs, so that only one boundary crosses the slow link between the
 #   nodes.
-# * If the model is large, each rank builds only its own layers, as `stage_of` does, or builds them without data on the
-#   meta device.
+# * If the model is large, each rank builds only its own layers, as `stage_of` does, or the whole model without data, on
+#   the meta device.
 # * NCCL matches messages by their order: a rank has to receive in the order in which its neighbour sends.
 # * With data parallelism around the pipeline (chapter 7), gradients are averaged once in a step, after the last
 #   micro-batch. DDP and FSDP average in every backward pass unless you tell them not to (`no_sync`,

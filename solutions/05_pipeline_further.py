@@ -6,7 +6,7 @@
 # build an engine that runs any legal schedule, run five of them on four ranks, and train an image classifier with it.
 # Then come mistakes that show only in the gradients. At the end you write the interleaved schedule.
 #
-# None of it needs an answer of the lesson.
+# You need no answer from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt
@@ -28,13 +28,13 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: the line passes each building twice
 #
-# In the lesson each building had one stretch of the line. Now the stretches are half as long and the line is led
-# through the buildings twice: after building 3 it goes on in building 0. Trucks of several stretches drive between
-# the same two buildings. Every building knows the lists of its neighbours, so it knows which box comes next and has a
-# place ready for it.
+# In the lesson each building had one stretch of the line. Now the stretches are half as long, and the line runs through
+# the buildings twice: after building 3 it goes on in building 0. Trucks of several stretches drive between the same two
+# buildings. Every building knows the lists of its neighbours, so it knows which box comes next and has a place ready
+# for it.
 #
-# A change note is worked through in two parts: first the part for which the previous building waits, and later, when
-# there is time, the part that only this building needs.
+# A building handles a change note in two parts: first the part for which the previous building waits, and later, when
+# there is time, the part that only it needs.
 #
 # | new in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -44,7 +44,7 @@ hardware.report()
 #
 # ## 2. The smallest real run: a backward pass in two halves
 #
-# The model is a line of eight layers. One process with the whole batch is the measure.
+# The model is a line of eight layers. Every result is compared with one process and the whole batch.
 
 # %%
 WIDTH, ROWS = 64, 32
@@ -78,8 +78,8 @@ expected = whole_batch(new_model())
 # %% [markdown]
 # To split the backward pass, you stop it halfway. `torch.autograd.grad` computes only the gradients that you name. If
 # you name the stage's input, it leaves the weights alone. On the way it passes the output of every layer, so it can
-# return those gradients too. W takes them up later: for each layer it asks for the gradients of the layer's weights,
-# given the gradient of the layer's output. Nothing is computed twice.
+# return those gradients too. W uses them later: for each layer it asks for the gradients of the weights, given the
+# gradient of the output. Nothing is computed twice.
 
 
 # %%
@@ -149,11 +149,11 @@ print("after W, gradients of the weights: largest difference", check_equal(both[
 #
 # ### Interleaved: several pieces on each rank
 #
-# The bubble of 1F1B is p - 1 times the passes of a stage. In the **interleaved** schedule each rank holds v smaller
-# pieces of the model, called **chunks**, which are not neighbours: chunk c of rank r is virtual stage c p + r. A
-# micro-batch passes all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
+# The bubble of 1F1B is p - 1 forward and backward passes of a stage. In the **interleaved** schedule each rank holds v
+# smaller pieces of the model, called **chunks**, which are not neighbours: chunk c of rank r is virtual stage c p + r.
+# A micro-batch passes all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
 # $(p-1)/(vm)$ of the ideal time (Narayanan et al., section 2.2.2). The price is memory and messages: rank r has up to
-# 2(p - r - 1) + (v - 1)p + 1 pieces in flight, of half a stage each if v is 2.
+# 2(p - r - 1) + (v - 1)p + 1 passes in flight, each through half a stage if v is 2.
 
 # %%
 few = schedules.simulate(schedules.interleaved(4, 4, chunks=2))
@@ -167,11 +167,11 @@ plt.show()
 #
 # ### Zero bubble: the half that no other rank waits for
 #
-# The previous stage waits only for the gradient of the inputs. **Zero-bubble** schedules therefore split the pass
-# into B and W, and put W where a gap would be ([Qi et al. 2024](https://arxiv.org/abs/2401.10241), section 2). With
-# $t_B$ and $t_W$ for the times of the halves, the idle time of a step falls from $(p-1)(t_F+t_B+t_W)$ under 1F1B to
-# $(p-1)(t_F+t_B-t_W)$ under **ZB-H1**. **ZB-H2** runs more forward passes ahead, and has $(p-1)(t_F+t_B-2t_W)$ (table
-# 2): nothing, if all three take equally long.
+# The previous stage waits only for the gradient of the inputs. **Zero-bubble** schedules therefore split the pass into
+# B and W, and put W where a gap would be ([Qi et al. 2024](https://arxiv.org/abs/2401.10241), section 2). If the halves
+# take $t_B$ and $t_W$, the idle time of a step falls from $(p-1)(t_F+t_B+t_W)$ under 1F1B to $(p-1)(t_F+t_B-t_W)$ under
+# **ZB-H1**. **ZB-H2** runs more forward passes ahead, and has $(p-1)(t_F+t_B-2t_W)$ (table 2): nothing, if all three
+# take equally long.
 
 # %%
 p, m = 4, 8
@@ -204,9 +204,9 @@ plt.show()
 #
 # ### What W keeps in flight
 #
-# A micro-batch is in flight until its last use: until B, or until W in the zero-bubble schedules. 1F1B has 4, 3, 2
-# and 1 micro-batches in flight. ZB-H1 begins like 1F1B; ZB-H2 runs 2(p - r) - 1 forward passes on rank r before its
-# first B. **Predict** the most in flight on each rank under both, from the picture above.
+# A micro-batch is in flight until its last use: until B, or until W in the zero-bubble schedules. 1F1B has 4, 3, 2 and
+# 1 micro-batches in flight. ZB-H1 begins like 1F1B; ZB-H2 runs 2(p - r) - 1 forward passes on rank r before its first
+# B. **Predict** from the picture how many each rank has in flight at most, under both.
 
 # %% tags=["prediction"]
 predicted = {"ZB-H1": [4, 4, 4, 4], "ZB-H2": [7, 7, 7, 7]}
@@ -230,15 +230,15 @@ for name in ("1F1B", "ZB-H1", "ZB-H2"):
     print(f"{name}: a rank's step {result.step:g}, all ranks together {result.makespan:g}")
 
 # %% [markdown]
-# From the first op of all ranks to the last one, ZB-H2 takes as long as ZB-H1. It wins only where each rank begins
-# its next step at once. Usually a step waits for all ranks: clipping by the gradients' norm, and the test for NaN,
-# need every rank. The paper updates first, validates afterwards, and takes the update back where it has to (section
-# 4).
+# From the first op of any rank to the end of the last, ZB-H2 takes as long as ZB-H1. It wins only where each rank
+# begins its next step at once. Usually a step waits for all ranks: clipping by the gradients' norm, and the test for
+# NaN, need every rank. The paper updates first, validates afterwards, and takes the update back where it has to
+# (section 4).
 #
 # ## 4. By hand, then at work: an engine, five schedules, a classifier
 #
-# The engine has four parts: the stages, which you have seen, the names of the messages, a part that sends and
-# receives them, and the loop that runs a rank's list.
+# The engine has four parts: the stages that you have seen, names for the messages, a part that sends and receives them,
+# and the loop that runs a rank's list.
 #
 # ### The names of the messages
 #
@@ -276,12 +276,12 @@ for source in (0, 2):
     print(f"rank {source} sends to rank 1:", *words)
 
 # %% [markdown]
-# `F0>5` are the activations of micro-batch 0 on their way to stage 5. Rank 1 reads their order off the sender's list,
-# before anything is sent.
+# `F0>5` are the activations of micro-batch 0 on their way to stage 5. Rank 1 reads the order of its messages off the
+# sender's list, before anything is sent.
 #
 # ### Sending and receiving
 #
-# Three decisions keep every schedule free of deadlocks, and fast:
+# Three decisions keep every schedule fast and free of deadlocks:
 #
 # * `isend` returns at once. The engine keeps the tensor until it has certainly arrived: activations until their
 #   gradients come back, the rest until the end of the step.
@@ -292,8 +292,8 @@ for source in (0, 2):
 #   messages of one group queue behind each other, and a `send` must not stand behind a `recv` that waits for the
 #   other side.
 #
-# The engine knows all shapes beforehand. `entering[s]` is a sample of what enters virtual stage s. It lives on the
-# **meta device**, where tensors have shapes and no data.
+# The engine knows all shapes in advance. `entering[s]` is a sample of what enters virtual stage s. It lives on the
+# **meta device**, where tensors have shapes but no data.
 
 # %%
 from copy import deepcopy
@@ -407,7 +407,7 @@ class Messenger(Receiver):
 #
 # A rank works through its list: receive, compute, send. On the last stage the loss is part of the forward pass. The
 # gradient that enters the last stage is the micro-batch's share of the rows. So the sum over micro-batches is the
-# gradient of the whole batch's mean, also where the last micro-batch is smaller.
+# gradient of the whole batch's mean, even if the last micro-batch is smaller.
 
 # %%
 from contextlib import nullcontext
@@ -536,9 +536,9 @@ compare(
 )
 
 # %% [markdown]
-# Five orders give the same gradients, and as many micro-batches in flight as simulated. Eight pieces have seven
-# boundaries, which is $(pv-1)/(p-1) = 7/3$ times as many as three: between the chunks a micro-batch also travels from
-# the last rank back to the first.
+# All five give the same gradients, and as many passes in flight as simulated. Eight pieces have seven boundaries, which
+# is $(pv-1)/(p-1) = 7/3$ times as many as three: between the chunks a micro-batch also travels from the last rank back
+# to the first.
 
 # %%
 for name in ("interleaved", "ZB-H2"):
@@ -587,8 +587,8 @@ print("largest difference:", check_equal(expected, [torch.cat(gradients)]))
 # %% [markdown]
 # ### An image classifier, against one process
 #
-# Now a real task: a small convolutional network on MNIST, in two stages. Stage 0 is the first convolution with its
-# pooling, stage 1 is the rest. Batches have 256 images in 4 micro-batches, and no rank keeps to slots any more. Three
+# Now comes a real task: a small convolutional network on MNIST, in two stages. Stage 0 is the first convolution with
+# its pooling, stage 1 is the rest. Batches have 256 images in 4 micro-batches, and the ranks no longer sleep. Three
 # ways run the same 12 steps of SGD: one process, the engine with GPipe, the engine with 1F1B.
 
 # %%
@@ -679,11 +679,10 @@ plt.show()
 # stage 1 holds one micro-batch instead of four, and stage 0 holds two. A stage's activations are computed: the
 # counted peak times the bytes of a micro-batch.*
 #
-# A stage can hold less and compute more: of each micro-batch it keeps only what came in, and before B it runs the
-# forward pass again. That is **recomputation**, also called activation checkpointing. GPipe's paper does it. A
-# micro-batch in flight then costs its stage's input, and one whole set of activations exists at a time, while its B
-# runs. **Predict** what a micro-batch of 64 images costs in flight on each stage. Stage 0 passes on 8 channels of 14
-# x 14.
+# A stage can hold less and compute more: it keeps only the input of each micro-batch, and before B it runs the forward
+# pass again. That is **recomputation**, also called activation checkpointing. GPipe's paper does it. A micro-batch in
+# flight then costs its stage's input, and one whole set of activations exists at a time, while its B runs. **Predict**
+# how many bytes a micro-batch of 64 images then costs in flight on each stage. Stage 0 passes on 8 channels of 14 x 14.
 
 # %% tags=["prediction"]
 predicted = {"stage 0": 64 * 28 * 28 * 4, "stage 1": 64 * 8 * 14 * 14 * 4}
@@ -724,8 +723,8 @@ for name, ranks in pipelines.items():
 # %% [markdown]
 # Your numbers depend on your machine. Two stages with 4 micro-batches have a bubble of 1/5 of the total time, so the
 # best ratio is 1/2 divided by 4/5, which is 0.63. It is not reached: the stages do not take equally long, 6,272 bytes
-# for each image and direction go through the CPU's memory, and each op has a fixed cost. On a machine with two cores
-# one process with both of them has no bubble at all. A pipeline pays where the model does not fit on one device.
+# for each image and direction go through the CPU's memory, and each op has a fixed cost. On a machine with two cores,
+# one process that uses both has no bubble at all. A pipeline pays where the model does not fit on one device.
 
 # %% [markdown]
 # ## 5. Break it: wrong gradients that train
@@ -766,7 +765,7 @@ for make_optimizer in (partial(torch.optim.SGD, lr=0.5), partial(torch.optim.Ada
 # cancels, and the run looks healthy. It is not: gradient clipping, weight decay that is added to the gradient (as in
 # `Adam`), and the norms in your logs all see the factor. Such factors have been found in large code bases: gradients
 # too large by the number of tokens ([torchtitan 2972](https://github.com/pytorch/torchtitan/issues/2972)), and
-# gradients divided again at each of several steps that were to add up ([torchtitan
+# gradients divided once more in each of several steps that should add up ([torchtitan
 # 1733](https://github.com/pytorch/torchtitan/issues/1733)). Test with SGD, and compare gradients, not losses.
 #
 # ### A last micro-batch that is smaller
@@ -787,7 +786,7 @@ gradients = torch.cat(launch(thirty_rows, 2))
 print("largest difference:", check_equal(whole_batch(new_model(), rows=30), [gradients]))
 
 # %% [markdown]
-# PyTorch's `PipelineStage` settles the shapes with the first micro-batch and expects that many rows each time:
+# PyTorch's `PipelineStage` learns the shapes from the first micro-batch, and expects that many rows each time:
 
 # %%
 import re
@@ -810,9 +809,9 @@ except RankFailure as failure:
     print("shapes in the failure:", *sorted(set(re.findall(r"\[\d, 64\]", str(failure)))))
 
 # %% [markdown]
-# It cuts 30 rows into 8, 8, 7 and 7, and sends 7 rows where 8 are expected. It would also divide by 4 all the same.
-# So give each step a batch that divides: use `DataLoader(drop_last=True)`, or fill the batch up with rows whose loss
-# is zero, and multiply all gradients by 32/30.
+# It cuts 30 rows into 8, 8, 7 and 7, and sends 7 rows where 8 are expected. It would also give each micro-batch a
+# weight of 1/4. So give each step a batch that divides: use `DataLoader(drop_last=True)`, or fill the batch up with
+# rows whose loss is zero, and multiply all gradients by 32/30.
 #
 # ### BatchNorm looks at its own micro-batch only
 #
@@ -853,8 +852,8 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
 # ### Dropout and recomputation out of step
 #
 # Long pipelines often recompute. With dropout, the second run has to drop the same elements as the first, but in a
-# pipeline other micro-batches have drawn random numbers in between. The cell runs two micro-batches, F0 F1 B0 B1. In
-# its last line it leaves out the care that `checkpoint` takes of the random state.
+# pipeline other micro-batches have drawn random numbers in between. The cell runs two micro-batches, F0 F1 B0 B1. The
+# second of the two ways does not save and restore the random state.
 
 
 # %%
@@ -890,9 +889,9 @@ for name, run in ways.items():
 # %% [markdown]
 # ## 6. Exercise: interleaved 1F1B
 #
-# As in 5.2 and 5.3 you write a schedule, a list with one entry per rank. `check` first tries whether it can run at
-# all, then simulates it with one unit of time for F and two for B, and compares it with a limit of time and a limit
-# of memory. It draws your schedule when it is right. To look at it before, run
+# As in 5.2 and 5.3 you write a schedule, a list with one entry per rank. `check` first tests whether it can run at all,
+# then simulates it with one unit of time for F and two for B, and compares it with a limit of time and a limit of
+# memory. It draws your schedule if it is right. To see it earlier, run
 # `plots.gantt(schedules.simulate(interleaved(4, 8, 2)))`.
 
 # %%
@@ -956,7 +955,7 @@ check("5.4", interleaved)
 # %% [markdown]
 # ## 7. See it: five schedules, and how many chunks
 #
-# The lesson's explorer, with all five schedules. Move one slider at a time:
+# This is the lesson's explorer, with all five schedules. Move one slider at a time:
 #
 # * Choose the interleaved schedule and add chunks. Then raise the hop latency: each micro-batch now pays it more
 #   often.
@@ -980,7 +979,7 @@ Explorer(draw, schedule=list(PLANS), **sizes, **times, hop_latency=(0.0, 1.0, 0.
 # *At the start: GPipe on four ranks, with a hop latency of 0.1. The bars on the left compare the idle share of the
 # five schedules, those on the right say how many micro-batches each rank stores at most.*
 #
-# Chunks make the bubble smaller and the messages more. Here are 8 ranks and 32 micro-batches; the hop latency is in
+# More chunks make the bubble smaller, but add messages. Here are 8 ranks and 32 micro-batches; the hop latency is in
 # forward passes of a whole stage.
 
 # %%
@@ -997,15 +996,15 @@ figures.chunks_and_hops(counts, idle)
 plt.show()
 
 # %% [markdown]
-# *With free messages each further chunk helps, less and less. With slow ones the curve turns upwards: at the
+# *If messages take no time, each further chunk helps, but less and less. With slow ones the curve turns upwards: at the
 # beginning and at the end of a step nothing hides the hops, pv - 1 on the way there and as many back, and they grow
-# with the chunks. With a latency of 0.25 and more than four chunks, a pass is also shorter than the way of its
-# result, so every rank waits for messages in between, too.*
+# with the chunks. With a latency of 0.25 and more than four chunks, a pass is also shorter than the trip of its result,
+# so every rank waits for messages in between, too.*
 #
 # ## 8. On a cluster
 #
 # * The messenger uses no tags and posts its receives in the sender's order, so it is right with NCCL, too.
-# * Clipping and the check for NaN make all ranks wait, and ZB-H2's gain goes. The norm of the gradients needs all
+# * Clipping and the check for NaN make all ranks wait, and ZB-H2's gain is lost. The norm of the gradients needs all
 #   stages: each sums its own squares, and one all-reduce over the pipeline follows.
 # * More micro-batches make the bubble smaller and each matrix product smaller too. On a GPU measure the time of a
 #   stage against the rows of a micro-batch first, and take the fewest rows at which it is still in proportion.
@@ -1019,7 +1018,7 @@ plt.show()
 # ## 9. Remember
 #
 # 1. Backward is two products: B, for which the stage before waits, and W, which can wait.
-# 2. Sends that do not wait, and receives in the order of the sender's list: then every legal schedule runs.
+# 2. If sends do not wait, and receives follow the order of the sender's list, every legal schedule runs.
 # 3. A zero bubble counts only where a rank begins the next step without waiting for the others.
 # 4. A factor in all gradients shows under SGD and hides under Adam: compare gradients, not losses.
 # 5. A layer that looks at several rows (batch normalisation) or draws random numbers (dropout, run twice) gives other
