@@ -61,7 +61,7 @@ plt.show()
 # | a building's part of the blueprint | **shard** of a weight | the piece that a rank holds |
 # | material that every building has | **replicated** activations | the same tensor on every rank |
 # | partial results | **partial** activations | the true tensor is the sum over the ranks |
-# | half-finished parts, different in each building | **sharded** activations | ranks have different columns, or tokens |
+# | half-finished parts, different in each building | **sharded** activations | each rank has different columns, or tokens |
 
 # %% [markdown]
 # ## 2. The smallest real run: half an MLP on each of two ranks
