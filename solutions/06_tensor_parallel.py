@@ -5,7 +5,7 @@
 # every weight matrix, all ranks work on the same tokens at the same time, and a few collectives put the parts
 # together. This is **tensor parallelism**.
 #
-# You write both kinds of cut layers, attention on several ranks, and a loss over a cut vocabulary. In the end you cut
+# You write both kinds of cut layers, attention on several ranks, and a loss over a cut vocabulary. At the end you cut
 # your own training script.
 
 # %% tags=["nbval-ignore-output"]
@@ -42,11 +42,11 @@ hardware.report()
 # So far a station of the line stood in one building. Now look at a single station. Its part of the blueprint has
 # grown so large that no building can hold it, or its work takes so long that the whole line waits.
 #
-# So several buildings share the station. Each holds some columns of the station's blueprint. All of the material goes
-# to every building, and each makes a partial result, which is as large as the whole one. A round of trucks adds the
-# partial results up, and every building gets the sum.
+# So several buildings share the station. Each holds a part of every sheet of its blueprint. All of the material goes
+# to every building, and each makes a partial result, as large as the whole one. A round of trucks adds the partial
+# results up, and every building gets the sum.
 #
-# Every station needs such rounds. Buildings that share one should stand close together.
+# Every station needs such rounds, so buildings that share a station should be close together.
 
 # %%
 figure = ch06.one_station()
@@ -58,7 +58,7 @@ plt.show()
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
 # | buildings that share a station | **tensor-parallel group** | the ranks that share one copy of each layer |
-# | a building's columns of the blueprint | **shard** of a weight | the piece that a rank holds |
+# | a building's part of the blueprint | **shard** of a weight | the piece that a rank holds |
 # | material that every building has | **replicated** activations | the same tensor on every rank |
 # | partial results | **partial** activations | the true tensor is the sum over the ranks |
 # | half-finished parts, different in each building | **sharded** activations | each rank has different columns, or tokens |
@@ -67,7 +67,7 @@ plt.show()
 # ## 2. The smallest real run: half an MLP on each of two ranks
 #
 # An **MLP** is two matrices with a function between them: `gelu(x @ A) @ B`. Rank 0 takes the left half of A's
-# columns and the upper half of B's rows, rank 1 takes the others. One all-reduce gives both the whole result.
+# columns and the upper half of B's rows, rank 1 takes the others. One all-reduce gives both ranks the result.
 
 
 # %%
@@ -84,7 +84,7 @@ for rank, difference in enumerate(launch(half_an_mlp_each, 2)):
     print(f"rank {rank}: largest difference from the whole MLP: {difference}")
 
 # %% [markdown]
-# Why these halves? And what about backward?
+# Why these halves? And what does backward do?
 
 # %% [markdown]
 # ## 3. Predict, then measure: what a cut sends
@@ -102,8 +102,8 @@ figure = ch06.two_cuts()
 plt.show()
 
 # %% [markdown]
-# *Colours and numbers say whose a piece is. Above, every rank reads all of X. Below, every rank reads its columns of
-# X and makes a full sheet; no rank has the sum yet.*
+# *Colours and numbers say which rank has a piece. Above, every rank reads all of X. Below, each reads its columns of
+# X and makes a term of Y's full size; no rank has the sum.*
 #
 # `nn.Linear` stores the transpose of $A$, with the shape (out, in). A column cut of $A$ cuts dimension 0 of `weight`,
 # and the bias with it. A row cut cuts dimension 1, and the bias stays whole.
@@ -113,7 +113,7 @@ plt.show()
 #
 # **Predict.** Section 2 took one collective. How many does forward take if A is cut in rows and B in columns, and the
 # result has to be whole on every rank? And back to section 2: if four ranks share the MLP instead of two, so that
-# each has half of the work, by what factor do the bytes change that a rank hands to collectives?
+# each has half of the work, by what factor do the bytes that a rank hands to collectives change?
 
 # %% tags=["prediction"]
 predicted = {"collectives, row then column": 2, "bytes of a rank, of 4 against of 2": 1.0}
@@ -172,24 +172,24 @@ compare(
 )
 
 # %% [markdown]
-# Row, then column takes a sum before the GELU and a gather at the end. So all pairs of matrices are cut in columns,
-# then in rows. The second number is the price: a finer cut leaves each rank less to compute and less to hold, but as
-# much to hand over, the whole result of $tW$ numbers for $t$ tokens of width $W$.
+# Row, then column, takes a sum before the GELU and a gather at the end. So cut the first matrix in columns and the
+# second in rows. The second number is the price: a finer cut leaves each rank less to compute and less to hold, but
+# as much to hand over: the whole result of $tW$ numbers for $t$ tokens of width $W$.
 #
 # ### What a ring carries
 #
-# In an all-reduce of $S$ bytes, a ring sends $2(n-1)/n \cdot S$ from each rank (chapter 3). It has two halves: a
-# reduce-scatter sends $(n-1)/n \cdot S$, and an all-gather whose *result* has $S$ bytes sends as much. You need the
-# halves below.
+# In an all-reduce of $S$ bytes, a ring sends $2(n-1)/n \cdot S$ from each rank (chapter 3). An all-reduce has two
+# halves: a reduce-scatter sends $(n-1)/n \cdot S$, and an all-gather whose *result* has $S$ bytes sends as much.
+# Section 4 uses the halves alone.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: a block, then a whole model
 #
 # ### Backward through a column cut
 #
-# Autograd works within one process. With a column cut, every rank has used all of $x$, so the gradient of $x$ is the
-# sum of what the ranks find, and each finds its own term only. At this boundary forward has nothing to do, and
-# backward has to add up:
+# Autograd works within one process. With a column cut, every rank has used all of $x$, so the gradient of $x$ is a
+# sum over the ranks, and each finds its own term only. At this boundary forward has nothing to do, and backward has
+# to add up:
 
 
 # %%
@@ -215,13 +215,13 @@ class SumBackward(torch.autograd.Function):
 # every input feature.
 #
 # `full` is the whole layer, with the same values on every rank: build your part from it and do not keep it. The
-# process group is ready, so `dist.get_rank()` and `dist.get_world_size()` work. Two things to think of:
+# process group is ready, so `dist.get_rank()` and `dist.get_world_size()` work. Remember two things:
 #
-# * A slice is a **view**: it lies in the memory of the whole matrix and keeps all of it alive. It may also not be
-#   **contiguous**, with its numbers next to each other in memory, as collectives want them. The shard needs memory of
+# * A slice is a **view**: it lies in the memory of the whole matrix and keeps all of it alive. It may also lack what
+#   collectives want: to be **contiguous**, with its numbers next to each other in memory. The shard needs memory of
 #   its own.
-# * The input may also go another way, past your layer, as in a residual connection. Leave the gradient alone that
-#   comes back that way.
+# * The input may also go past your layer, as in a residual connection. Do not change the gradient that comes back
+#   that way.
 
 
 # %% nbgrader={"grade_id": "6.1", "solution": true}
@@ -268,7 +268,7 @@ check("6.1", ColumnParallelLinear)
 #
 # A row cut ends with partial results, and forward adds them up. Here it is backward that has nothing to do: a term's
 # gradient is the gradient of the sum, which every rank has already. The two functions mirror each other. They are a
-# **conjugate pair**, and the paper calls them $f$ (above) and $g$ (below).
+# **conjugate pair**, which Shoeybi et al. call $f$ (above) and $g$ (below).
 
 
 # %%
@@ -291,8 +291,8 @@ class SumForward(torch.autograd.Function):
 #
 # Now the other cut. Each rank has a block of the *input* features, as a column cut leaves them, and the weights for
 # them. It computes a partial sum of every output feature; the sum over the ranks is the output. The bias belongs to
-# the output: every rank holds all of it, it counts once, and its gradient is that of the whole layer on every rank.
-# Otherwise the ranks' copies of the bias drift apart.
+# the output: every rank holds all of it, it is added once, and its gradient is that of the whole layer on every rank.
+# Otherwise its copies drift apart.
 
 
 # %% nbgrader={"grade_id": "6.2", "solution": true}
@@ -363,8 +363,8 @@ def part_of(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
 
 
 # %% [markdown]
-# `cut_half` cuts one half of a block, its MLP or its attention, and puts $f$ and $g$ around it. The last layer leaves
-# its bias out; the hook adds it once, after the sum.
+# `cut_half` cuts an MLP or an attention, the halves of a block (below), and puts $f$ and $g$ around it. The last
+# layer leaves its bias out; the hook adds it once, after the sum.
 
 
 # %%
@@ -420,9 +420,9 @@ show_difference("MLP", lambda: FeedForward(32), cut_mlp)
 # ### Attention: whole heads
 #
 # Attention has two matrices as well: `qkv` makes queries, keys and values, and `out` mixes what the heads have found.
-# Each head works by itself, on its own columns. So a rank takes whole heads, and the rows of `out` that read them:
-# column, then row. In **grouped-query attention** several heads of queries share one head of keys and values, and go
-# where it goes.
+# Each head works by itself, on its own columns. So a rank takes whole heads, and the part of `out` that reads them:
+# column, then row. In **grouped-query attention** several heads of queries share one head of keys and values, and
+# stay on its rank.
 
 # %%
 figure = ch06.heads()
@@ -432,8 +432,8 @@ plt.show()
 # *Four heads of queries share two of keys and values. Cut in two at the dashed line, the stored matrix would give
 # rank 0 all queries and no keys.*
 #
-# The number of ranks has to divide the heads of keys. GPT-2's 12 heads do not go on 8 GPUs
-# ([an issue](https://github.com/karpathy/build-nanogpt/issues/17)): *shape ... is invalid for input of size ...*.
+# The number of ranks has to divide the number of heads of keys. GPT-2's 12 heads on 8 GPUs raise *shape ... is
+# invalid for input of size ...* ([an issue](https://github.com/karpathy/build-nanogpt/issues/17)).
 
 
 # %%
@@ -451,7 +451,7 @@ show_difference("attention", lambda: Attention(32, heads=4), cut_attention)
 # `full.head_width` wide. The rows of `full.qkv` are the queries of all heads, then the keys, then the values. Head h
 # of the queries goes with head h // (heads // kv_heads) of the keys and values.
 #
-# Here the three sections of `qkv` have two sizes, and each head of queries has to meet its keys.
+# Here the queries' section of `qkv` is the largest, and each head of queries has to meet its keys.
 # `scaled_dot_product_attention(..., enable_gqa=True)` takes fewer heads of keys than of queries. You may use your own
 # answers to 6.1 and 6.2.
 
@@ -572,8 +572,8 @@ def mesh():
 
 # %% [markdown]
 # With separate matrices `wq`, `wk` and `wv`, as in Llama and in your script, this is all. Our `qkv` holds all three,
-# and `ColwiseParallel` would cut it at the dashed line of the picture. So its rows are reordered first. The attention
-# also has to know that it has fewer heads now.
+# and `ColwiseParallel` would cut it as at the dashed line of the picture. So its rows are reordered first. The
+# attention also has to know that it has fewer heads now.
 
 
 # %%
@@ -599,7 +599,7 @@ def tensor_parallel_with_pytorch(block: Block, plan=PLAN) -> Block:
 # them. But a norm works on each token alone, so each rank can keep $t/n$ of the tokens there: **sequence
 # parallelism** ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 4.2.2), the lower path in the
 # picture of the block. Where a half begins, an all-gather fetches the other tokens. Where it ends, a rank needs the
-# sum of its own tokens only: a reduce-scatter.
+# sum for its own tokens only: a reduce-scatter.
 #
 # In the plan, `SequenceParallel` is a norm on a rank's own tokens, `PrepareModuleInput` is the all-gather, and
 # `output_layouts=Shard(1)` makes a reduce-scatter of the sum.
@@ -652,8 +652,8 @@ compare(
 )
 
 # %% [markdown]
-# There are twice the calls for the same bytes, and less memory is held, so nearly everybody uses both together. The
-# further notebook writes it by hand and counts the memory.
+# There are twice the calls for the same bytes, and each rank holds less, so most people use both together. The
+# further notebook cuts the sequence by hand and counts the memory.
 #
 # ### The embedding and the loss: cut by vocabulary
 #
@@ -674,8 +674,8 @@ plt.show()
 #
 # $$-\log\frac{e^{z_y}}{\sum_j e^{z_j}} = \log \sum_j e^{z_j - m} + m - z_y .$$
 #
-# **Predict** for 4,096 words on 4 ranks: how many numbers a token does a rank hand over in forward, so that all know
-# the loss? And in backward, until each has the gradient of its own 1,024 logits?
+# **Predict** for 4,096 words on 4 ranks: how many numbers per token does a rank hand over in forward, so that all
+# know the loss? And in backward, until each has the gradient of its own 1,024 logits?
 
 # %% tags=["prediction"]
 predicted = {"numbers a token in forward": 3, "numbers a token in backward": 0}
@@ -721,13 +721,13 @@ compare(
 # %% [markdown]
 # ### 6.4 A cross-entropy over a shared vocabulary (3 points)
 #
-# For one token with logits $z_j$ and target $t$, the loss is $\log \sum_j e^{z_j} - z_t$. Each rank has the logits of
-# its own words. $e^{z}$ overflows in float32 from $z = 89$ on, so subtract the row's largest logit first, the same
-# one on every rank. It cancels, and so it needs no gradient.
+# For one token with logits $z_j$ and target $y$, the loss is $\log \sum_j e^{z_j} - z_y$. Each rank has the logits of
+# its own words. $e^{z}$ overflows in float32 from $z = 89$ on, so first subtract the token's largest logit over all
+# ranks. It cancels out, so it needs no gradient.
 #
 # Two things are new. The ranks' parts of the vocabulary follow each other, but one may have more words than another,
-# and a rank knows its own number only. And as in PyTorch a target may be **`ignore_index`**: such a token does not
-# count, neither in the sum nor in the number by which the mean divides.
+# and a rank knows only how many it has. And as in PyTorch, a target may be **`ignore_index`**: such a token counts
+# neither in the sum nor in the number that divides it.
 
 
 # %% nbgrader={"grade_id": "6.4", "solution": true}
@@ -767,8 +767,8 @@ check("6.4", vocabulary_parallel_cross_entropy)
 # %% [markdown]
 # ### A language model, trained
 #
-# Now everything together, with sequence parallelism: embeddings, blocks, head and loss, on the story that comes with
-# the course. Its vocabulary is 72 characters. (One that does not divide is padded with words that never occur.)
+# Now train a whole model with sequence parallelism, on the story that comes with the course. Its vocabulary is 72
+# characters. (If the ranks do not divide a vocabulary, it is padded with words that never occur.)
 
 # %%
 MODEL_PLAN = {f"blocks.*.{name}": style for name, style in SEQUENCE_PLAN.items()} | {
@@ -885,13 +885,12 @@ for cut in (tensor_parallel_with_pytorch, without_reordering):
 
 # %% [markdown]
 # There is no error, because all shapes fit. But rank 0 uses rows of queries as keys: this is another model. The same
-# happens to `w1` and `w3` where they are one matrix.
+# happens to `w1` and `w3` fused into one matrix.
 #
 # ### Bug hunt: a slip of the pen in a plan
 #
-# A plan with the key `feed_foward.w1` has stood in [PyTorch's own
-# tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html). Read the keys below. Is the output
-# right, and what does each rank hold?
+# [PyTorch's own tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) has contained a plan with
+# the key `feed_foward.w1`. Read the keys below. Is the output right, and what does each rank hold?
 
 # %%
 SLIP = {"feed_foward.up": ColwiseParallel(), "feed_foward.down": RowwiseParallel()}
@@ -908,8 +907,8 @@ print("largest difference:", launch(output_difference, 2, with_slip)[0])
 
 # %% [markdown]
 # `feed_foward` lacks an `r`. No layer has that name, so none is cut: every rank holds all 128 rows. The output is
-# right, so no comparison sees it. Only a warning tells, since [pull request
-# 157182](https://github.com/pytorch/pytorch/pull/157182); the cell above leaves it out. Count what a rank holds, too.
+# right, so no comparison finds the slip. Only a warning does, since [pull request
+# 157182](https://github.com/pytorch/pytorch/pull/157182); the cell above hides it. So count what a rank holds, too.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -927,11 +926,11 @@ print("largest difference:", launch(output_difference, 2, with_slip)[0])
 # %% [markdown]
 # ## 7. See it: how far does it pay to cut?
 #
-# A block of GPT-3's width ($W$ = 12,288, $s$ = 2,048 tokens in a sequence, 16-bit numbers) computes $24 t W^2 + 4 t s
-# W$ operations in forward and twice that in backward (Narayanan et al. 2021, appendix). The times are simulated, with
-# assumed speeds: GPUs that do 150 TFLOP/s ($10^{12}$ floating-point operations a second), a ring with 250 GB/s inside
-# a machine of 8 GPUs, and between machines with 25 GB/s if a machine has one network adapter, or 200 GB/s if each GPU
-# has one.
+# A block of GPT-3's width ($W$ = 12,288, $s$ = 2,048 tokens in a sequence, 16-bit numbers) takes $24 t W^2 + 4 t s W$
+# operations in forward and twice that in backward (Narayanan et al. 2021, appendix). The times are simulated, with
+# assumed speeds: 150 TFLOP/s ($150 \cdot 10^{12}$ floating-point operations a second) for a GPU, 250 GB/s for a ring
+# inside a machine of 8 GPUs, and between machines 25 GB/s with one network adapter a machine, or 200 GB/s with one a
+# GPU.
 
 
 # %%
@@ -952,15 +951,15 @@ explore.Explorer(
 # *With one adapter a machine, 16 ranks are slower than 8. With one adapter a GPU, they are faster. In a narrower
 # block, communication outweighs computing earlier.*
 #
-# The model leaves out the latency of each hop, and products that get too small to fill a GPU. On 64 GPUs whose
-# machines did have an adapter for each GPU, 8 ranks were measured as the best number, the size of a machine
-# (Narayanan et al. 2021, section 5.4.1, figure 13).
+# The model leaves out the latency of each hop, and matrix products that get too small to fill a GPU. In measurements
+# on 64 GPUs, each with an adapter, 8 ranks were best, the size of a machine (Narayanan et al. 2021, section 5.4.1,
+# figure 13).
 
 # %% [markdown]
 # ## 8. On a cluster: your own script
 #
-# * The group mostly stays inside a machine, because each layer waits for its all-reduce. Libraries cut it into pieces
-#   that overlap with the products (in PyTorch: asynchronous tensor parallelism).
+# * The group mostly stays inside a machine, because each layer waits for its all-reduce. Libraries cut the all-reduce
+#   into pieces that overlap with the products (in PyTorch: asynchronous tensor parallelism).
 # * Between machines there is data parallelism or a pipeline, in a second dimension of the mesh:
 #   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("data", "tensor"))`. Chapter 7 combines them.
 # * All ranks of a group read the same batch.
@@ -970,15 +969,15 @@ explore.Explorer(
 # ### 6.7 Your own script, with cut layers
 #
 # `mine/train.py` (3.6) copies the whole model to every rank. Give it the option `--tensor`, the number of ranks that
-# share each layer; with `--tensor 1`, the default, it does what it did. If you have not written it, `mine.start(6)`
-# gives you the course's own as chapter 3 leaves it.
+# share each layer; with `--tensor 1`, the default, it does what it did before. If you have no script, `mine.start(6)`
+# gives you the course's, as after chapter 3.
 #
-# * The other ranks are data ranks: 4 ranks with `--tensor 2` are two groups of two. A group is one model: its two
-#   ranks train on the same windows, and the groups share the batch out.
+# * With `--tensor 2`, 4 ranks are two groups of two. A group is one copy of the model: its two ranks train on the
+#   same windows, and the groups share the batch out.
 # * `parallelize_module` cuts the embeddings, wq, wk, wv and wo, w1, w2 and w3, and the output. The two heads of keys
 #   and values allow two tensor ranks, not four.
 # * `DistributedDataParallel` does not take a model that is cut. Average the gradients yourself, as in 3.1.
-# * The parameters end as on one rank, the log is that of one rank, and `model.pt` holds whole tensors.
+# * The final parameters and the log are those of one rank, and `model.pt` holds whole tensors.
 #
 # Section 4 shows a plan that also cuts the sequence, as most people run it. You may do so here.
 
@@ -991,13 +990,14 @@ check("6.7", mine.script(6))
 # ## 9. Remember
 #
 # 1. A column cut needs the whole input and gives columns; a row cut takes columns and gives terms of a sum. Column,
-#    then row, needs one all-reduce.
-# 2. Autograd knows one process. Into a cut region ($f$) backward adds up, out of it ($g$) forward does.
+#    then row, needs one all-reduce in forward.
+# 2. Autograd knows one process only. On the way into a cut region, backward adds up ($f$); on the way out, forward
+#    ($g$).
 # 3. A block has four all-reduces of $tW$ numbers, however many ranks there are: a finer cut leaves less work for each
 #    rank and no less to send.
 # 4. Sequence parallelism also cuts the activations between the halves, and sends the same bytes on a ring.
-# 5. A forgotten $f$, a fused matrix cut as it is, a misspelt plan: all run. Compare outputs *and* gradients with one
-#    process, and count what a rank holds.
+# 5. A forgotten $f$, a fused matrix cut as it is, a misspelt plan: all run without an error. Compare outputs *and*
+#    gradients with one process, and count what a rank holds.
 #
 # **Sources**
 #

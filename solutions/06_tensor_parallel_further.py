@@ -2,8 +2,8 @@
 # # 6. Tensor parallel, further: sequence parallelism by hand, dropout, and norms over all ranks
 #
 # The lesson shows sequence parallelism as a plan. Here you see what it does, by hand, and how much memory it saves.
-# Then come two things that go wrong with any cut. Dropout has to drop the same numbers on all ranks in one place, and
-# different ones in another. Clipping needs the norm of the whole model.
+# Then come two things that can go wrong with any cut. Dropout has to drop the same numbers on all ranks in one place,
+# and different ones in another. Clipping needs the norm of all gradients.
 #
 # None of it needs an answer of the lesson.
 
@@ -50,8 +50,8 @@ hardware.report()
 #
 # ## 2. The smallest real run: the lesson's cuts
 #
-# These are the lesson's two functions and its cuts in place. Only `cut_half` is new: it takes the pair of functions
-# that it puts around the half.
+# These are the lesson's two functions and its cuts in place. Only `cut_half` has changed: it takes the pair of
+# functions that it puts around a half.
 
 
 # %%
@@ -153,7 +153,7 @@ def sum_tokens(partial):
 
 
 # %% [markdown]
-# In backward each becomes the other.
+# In backward, each of the two becomes the other.
 
 
 # %%
@@ -182,8 +182,8 @@ class ScatterSequence(torch.autograd.Function):
 
 
 # %% [markdown]
-# The rest of the block stays as it is. But a norm now sees a rank's own tokens only, and so do the biases that are
-# added after the reduce-scatter. Their gradients are terms of a sum, which has to be made after backward.
+# The rest of the block stays as it is. But a norm now sees a rank's own tokens only, as do the biases added after the
+# reduce-scatter. Their gradients are terms, to be added up over the ranks after backward.
 
 
 # %%
@@ -204,8 +204,8 @@ def sum_gradients_of_whole_parameters(model: nn.Module) -> None:
 
 
 # %% [markdown]
-# Forget that sum, and nothing fails. The cells below compare output and gradients with and without it, and later
-# those of PyTorch's plan, which are DTensors.
+# If you forget that sum, no error tells you. The cells below compare output and gradients with and without it, and
+# later those of PyTorch's plan, which are DTensors.
 
 
 # %%
@@ -309,8 +309,8 @@ check("6.5", SequenceParallelNorm)
 # A norm with the MLP behind it keeps these inputs for backward. The norm keeps $tW$ numbers, and two more for each
 # token, its mean and its deviation. `up` keeps $tW$, the GELU $4tW$, and `down` $4tW$.
 #
-# **Predict** the bytes on each of 4 ranks with tensor parallelism, and with sequence parallelism as well. Which of
-# these tensors are cut?
+# **Predict** the bytes, 4 a number, on each of 4 ranks with tensor parallelism, and with sequence parallelism as
+# well. Which of these tensors are cut?
 
 # %% tags=["prediction"]
 t, W, n = 48, 64, 4
@@ -354,7 +354,7 @@ compare(
 # once more in backward: ten all-gathers and reduce-scatters a block and step in place of eight, a quarter more bytes.
 # Then everything is divided by $n$. For a block with dropout, 16-bit numbers and an attention that keeps its matrix
 # (the term with $s$; FlashAttention has none), that makes $tW(34/n + 5as/(Wn))$ bytes in place of $tW(10 + 24/n +
-# 5as/(Wn))$ (table 2 there; $a$ heads, $s$ tokens in a sequence).
+# 5as/(Wn))$ (Korthikanti et al., table 2; $a$ heads, $s$ tokens in a sequence).
 #
 # ## 4. With PyTorch: the gradients of the norms
 #
@@ -435,16 +435,15 @@ for inside, outside in [(same_seed, same_seed), (own_seed, own_seed), (own_seed,
 
 # %% [markdown]
 # With one seed, columns 0 and 64 of the hidden tensor always drop together: the model has half as many independent
-# coins as it should. With a seed per rank everywhere, the ranks no longer hold the same output, and each goes on to
-# train a model of its own. The third way is right: a common generator for replicated tensors, and one for each rank
-# for cut tensors. Megatron-LM keeps such a pair (Shoeybi et al. 2019, appendix B.2), and so does DTensor's dropout.
-# With sequence parallelism the tensors between the halves are cut too, so dropout there takes the rank's own
-# generator.
+# coins as it should. With a seed per rank everywhere, the ranks no longer hold the same output, and each trains a
+# model of its own. The third way is right: a common generator for replicated tensors, and each rank's own for cut
+# tensors. Megatron-LM keeps both (Shoeybi et al. 2019, appendix B.2); DTensor's dropout has the same effect. With
+# sequence parallelism the tensors between the halves are cut too, so dropout there takes the rank's own generator.
 #
 # ### Clipping by a local norm
 #
 # **Gradient clipping** scales all gradients down if their norm is too large. The norm is that of the *whole*
-# gradient. `clip_grad_norm_` on a rank sees its parts only.
+# gradient. `clip_grad_norm_` on a rank sees that rank's parts only.
 
 
 # %%
@@ -476,10 +475,10 @@ norm_alone, norm1_alone = launch(clip_and_step, 1, tensor_parallel)[0]
 report_clipping(launch(clip_and_step, 2, tensor_parallel))
 
 # %% [markdown]
-# Each rank finds another norm and scales by another factor, so the parameters that all ranks hold drift apart in the
-# first step. Adding up the squares of the local norms is not right either: it counts the replicated parameters once
-# per rank. With DTensors PyTorch's function knows who holds what. It wants DTensors everywhere, so the cell takes the
-# plan with sequence parallelism, which makes the norms DTensors too.
+# Each rank finds a different norm and scales by a different factor, so the parameters that all ranks hold drift apart
+# in the first step. Adding up the squares of the local norms is not right either: it counts the replicated parameters
+# once per rank. With DTensors, PyTorch's function knows what each rank holds. It needs DTensors only, so the cell
+# below uses the plan with sequence parallelism, where the norms are DTensors too.
 
 # %%
 report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
@@ -530,7 +529,7 @@ check("6.6", clip_gradient_norm)
 # The web article *PyTorch Model Parallelism* shows a model in `DistributedDataParallel` under the heading *Tensor
 # Parallelism*, with the remark *creating a large layer that can be split*. It goes on with
 # *nn.parallel.DistributedTensorParallel (New API)*, and the line `tp_fc = RowwiseParallel(fc)`. Which part of the
-# layer does a rank hold in each?
+# layer does a rank hold in each case?
 
 
 # %%
@@ -556,7 +555,7 @@ print("in a plan, weights of shapes", launch(repaired, 2))
 # %% [markdown]
 # DDP splits nothing: 4,004,000 bytes are the whole layer. It is data parallelism. `RowwiseParallel` is no layer and
 # wraps none: it is a style, an entry of a plan for `parallelize_module`. By default it expects an input in columns;
-# this one is whole. No class of PyTorch has the name in the second heading.
+# this input is whole. No class of PyTorch has the name in the second heading.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -569,7 +568,7 @@ print("in a plan, weights of shapes", launch(repaired, 2))
 # %% [markdown]
 # ## 7. See it: what stays whole
 #
-# The bytes that were counted in section 3, by the layers that keep them.
+# The figure shows the bytes counted in section 3, by the layers that keep them.
 
 # %%
 norm, up, inner = 4 * (t * W + 2 * t), 4 * t * W, 4 * 4 * t * W
@@ -595,8 +594,8 @@ plt.show()
 # ## 9. Remember
 #
 # 1. Between the halves of a block each token stands alone, so the activations can be cut by tokens there.
-# 2. What sees only a rank's own tokens (norms, biases behind the sum) has gradients that must be summed.
-# 3. Replicated tensors need equal coins, cut tensors different ones.
+# 2. What sees only a rank's own tokens (norms, biases after the sum) has gradients that must be summed.
+# 3. In dropout, replicated tensors need equal coins, and cut tensors different ones.
 # 4. In the norm of all gradients, count each shard once, and each replicated parameter once, not once per copy.
 #
 # **Sources**

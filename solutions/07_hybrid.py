@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 7. Hybrid: three dimensions at once
 #
-# You know three ways to use several ranks. **Data parallelism** gives each rank other rows (chapter 3), a **pipeline**
-# other layers (chapter 5), and **tensor parallelism** a part of every layer (chapter 6). Each has a limit: a large
-# model cannot be copied to every rank, a pipeline needs many micro-batches, and tensor parallelism needs the fast links
-# inside one machine. Large models are trained with all three together.
+# You know three ways to use several ranks. **Data parallelism** gives each rank its own rows (chapter 3), a
+# **pipeline** its own layers (chapter 5), and **tensor parallelism** a part of every layer (chapter 6). Each has a
+# limit: a large model cannot be copied to every rank, a pipeline needs many micro-batches, and tensor parallelism
+# needs the fast links inside one machine. Large models are trained with all three together.
 #
 # The new question is *who talks to whom*: every rank belongs to three groups, and each call goes to one of them. When a
 # call goes to the wrong group, the shapes still fit and nothing complains.
 #
-# At the end you have trained a language model on 2 x 2 x 2 = 8 ranks, with the parameters of one process, and you know
-# what each group sends and which one needs the fast links.
+# At the end you have trained a language model on 2 x 2 x 2 = 8 ranks to the same parameters as in one process, and
+# you know what each group sends and which needs the fast links.
 
 # %% tags=["nbval-ignore-output"]
 import math
@@ -44,7 +44,7 @@ hardware.report()
 #
 # The company now has two sites, and each runs a whole line on its own half of the material. The first stations of a
 # line stand in one pair of buildings and the last stations in another; trucks carry the half-finished parts between
-# them. The two buildings of a pair share every station: each does half of its work, and they add up their results. So
+# them. The two buildings of a pair share their stations: each does half of the work, and they add up the results. So
 # each building exchanges with three others, for three different reasons.
 
 # %%
@@ -66,11 +66,11 @@ plt.show()
 # %% [markdown]
 # ## 2. The smallest real run: four ranks, two dimensions
 #
-# The MLP of chapter 6 is cut between the two ranks of a tensor group, and each of two tensor groups has half of the
-# rows. The sum over the hidden columns goes to the tensor group. The sum of the gradients goes to the data group, whose
-# ranks hold the same part of the matrices.
+# The MLP of chapter 6 is cut between the two ranks of a tensor group, and each of the two tensor groups has half of
+# the rows. The sum over the hidden columns runs in the tensor group. The sum of the gradients runs in the data group,
+# whose ranks hold the same part of the matrices.
 #
-# `new_group` makes a process group out of some ranks. *All* ranks make all groups, in the same order, also those that
+# `new_group` makes a process group out of some ranks. *All* ranks make all groups, in the same order, even those that
 # they do not belong to. (`07_hybrid_further` shows what happens otherwise.)
 
 
@@ -102,7 +102,8 @@ copies = [torch.cat(halves[:2]), torch.cat(halves[2:])]
 print("largest difference from one process:", check_equal(whole.cpu(), copies))
 
 # %% [markdown]
-# Each rank saw half of the rows, held half of each matrix, and ended with the whole batch's gradient of its half.
+# Each rank saw half of the rows, held half of each matrix, and ended with the whole batch's gradient of its half of
+# B.
 
 # %% [markdown]
 # ## 3. Predict, then measure: groups, bytes and links
@@ -116,9 +117,9 @@ print("largest difference from one process:", check_equal(whole.cpu(), copies))
 #
 # The order matters because machines are filled with consecutive ranks: 0 to 7 are the 8 GPUs of the first machine.
 # Ranks that differ in the last coordinate only are neighbours, so the last dimension should be the one that needs the
-# fastest links. You will see that this is tensor.
+# fastest links. You will see why that is tensor.
 #
-# A group of a dimension is a line of the grid: its coordinate runs, and the others stay the same.
+# A group of a dimension is a line of the grid: its coordinate varies, and the others stay the same.
 
 # %%
 figure = ch07.grid(2, 2, 2, chosen=5)
@@ -132,9 +133,9 @@ plt.show()
 # ### 7.1 The groups of any grid, by arithmetic (2 points)
 #
 # A group of a dimension holds the ranks that differ in that coordinate *only*. Each dimension puts every rank into
-# exactly one group. Large models have four or five dimensions, such as context and experts, and the order in which they
-# are numbered depends on the machines (7.5). So take any dimensions, in any order, and find their groups with whole
-# numbers alone. You will need the same arithmetic when a log file says that rank 37 waits and you ask for whom. The
+# exactly one group. Large models have up to five dimensions (the others are context and experts), and their best
+# order depends on the machines (7.5). So take any dimensions, in any order, and find their groups by integer
+# arithmetic. You will need it again when a log file says that rank 37 waits and you ask which ranks it waits for. The
 # order of the groups counts too: every rank calls `new_group` for every group, so all ranks need the same list.
 
 
@@ -204,7 +205,7 @@ check("7.2", RankGrid)
 # %% [markdown]
 # ### Groups by hand
 #
-# These are the lines of the 2 x 2 x 2 grid. Your answer to 7.1 gives them for any other.
+# Below are the lines of the 2 x 2 x 2 grid. Your answer to 7.1 gives them for any grid.
 
 
 # %%
@@ -233,13 +234,13 @@ by_hand = launch(members, 8, groups_by_hand, LINES)
 print("the groups of rank 5:", by_hand[5])
 
 # %% [markdown]
-# Each rank calls `new_group` twelve times and belongs to three of the groups. What the calls return are **handles**,
-# the only way to use a group, so a rank has to keep its three. Inside a group the ranks are numbered from 0:
+# Each rank calls `new_group` twelve times and belongs to three of the groups. The calls return **handles**, the only
+# way to use a group, so a rank has to keep its three. Inside a group the ranks are numbered from 0:
 # `dist.get_rank(group)` is the coordinate along that dimension.
 #
 # ### DeviceMesh: the same, with names
 #
-# `init_device_mesh` makes the grid and all its groups in one call, and `mesh.get_group("tensor")` is a handle.
+# `init_device_mesh` makes the grid and all its groups in one call, and `mesh.get_group("tensor")` returns a handle.
 
 # %%
 DIMENSIONS = ("data", "pipeline", "tensor")
@@ -264,8 +265,8 @@ print(f"ranks that have the same groups as by hand: {agreeing} of 8")
 # all-reduces the gradients of the parameters that the rank holds (chapter 3). On a ring of $n$ ranks, an all-reduce
 # sends $2(n-1)/n$ times what a rank hands over.
 #
-# **Predict:** a tensor group of 2 ranks becomes one of 4, with as many copies and stages as before, so that every rank
-# computes half as much. By which factor do the bytes change that a rank sends in tensor and in data?
+# **Predict:** a tensor group of 2 ranks becomes one of 4, with as many copies and stages as before, so that every
+# rank computes half as much. By what factor do the bytes that a rank sends in tensor and in data change?
 
 # %% tags=["prediction"]
 predicted = {"tensor": 1.5, "data": 0.5}
@@ -304,7 +305,7 @@ compare(
 # Parameters are cut, so data sends half. Activations are not: every rank of the group takes part in the same sums, and
 # a longer ring sends more. Finer cuts make tensor parallelism more expensive while there is less to compute.
 #
-# These are the sizes of a model of 145.6 billion parameters that Narayanan et al.
+# The sizes are those of a model of 145.6 billion parameters that Narayanan et al.
 # ([2021](https://arxiv.org/abs/2104.04473), table 1) trained on 1,536 GPUs, with $d = 24$ and $p = t = 8$. (Their
 # recomputation and interleaved stages are left out.) How long do the bytes take? Assume 250 GB/s for a GPU inside a
 # machine and 25 GB/s between machines: one adapter of 200 Gb/s for each GPU, as in their cluster.
@@ -325,17 +326,17 @@ for name, sent in bytes_of_step((24, 8, 8), **GPT_145B).items():
 # | pipeline | two per boundary and micro-batch | the same, or their gradients | the next stage, if it has nothing else to do |
 # | data | one per bucket, once in a step | gradients | the optimizer; backward can hide most of it |
 #
-# So tensor belongs inside a machine, pipeline between machines, and data anywhere. Llama 3 was trained in the order
-# tensor, context (chapter 10), pipeline, data, from the innermost to the outermost ([Grattafiori et al.
-# 2024](https://arxiv.org/abs/2407.21783), section 3.3.2).
+# So tensor belongs inside a machine, pipeline between machines, and data anywhere. Llama 3 was trained with the
+# dimensions in the order tensor, context (chapter 10), pipeline, data, from the innermost to the outermost
+# ([Grattafiori et al. 2024](https://arxiv.org/abs/2407.21783), section 3.3.2).
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: two dimensions, then three
 #
 # ### The tensor dimension: chapter 6 with a group
 #
-# The ranks of a tensor group share a block, and no others do. So the pair of functions from chapter 6 takes the group
-# as an argument and hands it to `all_reduce`.
+# Only the ranks of a tensor group share a block. So the pair of functions from chapter 6 takes the group as an
+# argument and hands it to `all_reduce`.
 
 
 # %%
@@ -375,7 +376,7 @@ class SumForward(torch.autograd.Function):
 # The whole model is `y = down(relu(up(scale * x))) + bias` with the loss `nn.functional.mse_loss(y, targets)`, and your
 # rank holds a **part** of it:
 #
-# | attribute of `part` | shape | on the ranks of a tensor group |
+# | attribute of `part` | shape | on the T ranks of a tensor group |
 # |---|---|---|
 # | `scale`, a parameter | (width,) | the same on each |
 # | `up`, an `nn.Linear` | width to hidden / T | each has its own output features, with their bias |
@@ -430,8 +431,9 @@ check("7.3", train_2d_step)
 # %% [markdown]
 # ### The job
 #
-# The model is that of chapter 6's script: separate matrices for queries, keys and values, grouped heads, SwiGLU. It has
-# four blocks of width 32, and a batch is 8 windows of 16 characters. `alone` is one process on the whole batch.
+# The model is that of chapter 6's script: separate matrices for queries, keys and values, grouped heads, SwiGLU. It
+# has four blocks of width 32, and a batch is 8 windows of 16 characters. `alone` is the model that one process trains
+# on the whole batch.
 
 # %%
 CONTEXT, ROWS, STEPS, RATE = 16, 8, 3, 0.5
@@ -489,7 +491,7 @@ print("losses of one process:", *(f"{loss:.3f}" for loss in losses_alone))
 # ### With PyTorch: one mesh, an API for each dimension
 #
 # `parallelize_module` takes `mesh["tensor"]`, and `PipelineStage` takes the group of `mesh["pipeline"]`. For the data
-# dimension there are DDP and, for models with DTensors, `fully_shard` (chapter 8); here the sum stays by hand.
+# dimension there are DDP and, for models with DTensors, `fully_shard` (chapter 8); here the sum is written by hand.
 #
 # Each stage has its share of the blocks; the first also has the embeddings, the last the final norm and the head. Every
 # rank builds this small model from one seed and keeps its part. Chapter 8 builds a large one in parts.
@@ -520,7 +522,7 @@ class Stage(nn.Module):
 
 # %% [markdown]
 # The plan cuts attention and MLP as in chapter 6. `PrepareModuleInput` makes one DTensor of the input of attention:
-# without it, backward would sum the gradients of `wq`, `wk` and `wv` in three calls.
+# without it, backward would sum its gradients from `wq`, `wk` and `wv` in three calls.
 
 # %%
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -559,7 +561,7 @@ def pipeline_of(stage, group, loss_fn=share_of_loss):
 
 # %% [markdown]
 # In a step, the *data* coordinate chooses the rows, so that all ranks of a copy work on the same ones. (`rows_by` and
-# `sum_over` are there to be set wrong in section 5.)
+# `sum_over` are set wrong in section 5.)
 
 
 # %%
@@ -614,8 +616,8 @@ for sizes in ((2, 1, 2), (2, 2, 1), (2, 2, 2)):
 # %% [markdown]
 # Up to eight processes with three kinds of groups end with the parameters and gradients of one process.
 #
-# **Predict:** on the grid of eight, the batch gets twice as many rows. By which factor do the bytes change that a rank
-# hands over to its tensor group and to its data group?
+# **Predict:** on the grid of eight, the batch gets twice as many rows. By what factor do the bytes that a rank hands
+# over to its tensor group and to its data group change?
 
 # %% tags=["prediction"]
 predicted = {"tensor": 2.0, "data": 1.0}
@@ -662,8 +664,8 @@ for name in DIMENSIONS:
     print(f"{name:9} {bytes_to(name, few):7,} bytes for 8 rows, {bytes_to(name, many):7,} for 16")
 
 # %% [markdown]
-# *Each bar is a call of rank 5. Tensor calls fill the two forward and the two backward passes, a pipeline call stands
-# in each of them, and data calls come at the end only.*
+# *Each bar is a call of rank 5. Tensor calls fill the two forward and the two backward passes, a pipeline call ends
+# each forward and begins each backward, and data calls come at the end only.*
 #
 # Activations grow with the tokens, and gradients do not. Data has so many calls because `sum_gradients` has no buckets.
 # DDP has them and overlaps them with backward. Around a stage, however, DDP would sum after *every* micro-batch, unless
@@ -672,15 +674,15 @@ for name in DIMENSIONS:
 # %% [markdown]
 # ### 7.4 A step in three dimensions (4 points)
 #
-# Now by hand. The model of 7.3 gets longer and is cut into stages; each stage is one `part` as above, cut between the
-# ranks of a tensor group. On 2 x 2 x 2 ranks, each process holds a quarter of the model and sees half of the batch.
+# Now write it by hand. The model of 7.3 gets longer and is cut into stages, each of them one `part` as in 7.3. On 2 x
+# 2 x 2 ranks, each process holds a quarter of the model and sees half of the batch.
 #
 # The first stage reads inputs, the last one reads targets and computes the loss. In between, activations go to the next
 # stage and their gradients come back, between ranks that differ in the pipeline coordinate only. A receiver needs a
 # tensor of the right shape: `shape` is that of the activations between the stages, for the rows of one rank. One
 # micro-batch is enough here.
 #
-# Mind the numbers. `dist.send(x, dst=...)` takes a *global* rank, also where you pass a group; `group_dst=` takes a
+# Mind the rank numbers. `dist.send(x, dst=...)` takes a *global* rank, even if you pass a group; `group_dst=` takes a
 # number within the group. `recv` and `broadcast` have `group_src=`.
 
 
@@ -744,8 +746,8 @@ check("7.4", train_3d_step)
 #
 # ### Bug hunt: a setup that keeps nothing
 #
-# You will find this function on the web as *simple hybrid parallelism*. (It begins with `init_process_group`, which
-# `launch` has called here.) Its lists of ranks are right. What is missing?
+# You will find this function on the web as *simple hybrid parallelism*. (There it begins with `init_process_group`,
+# which `launch` has called here.) Its lists of ranks are right. What is missing?
 
 
 # %%
@@ -773,14 +775,14 @@ def sum_after_that_setup(rank):
 print("the sum on each rank:", launch(sum_after_that_setup, 4))
 
 # %% [markdown]
-# The function drops the handles, so nobody can call the groups. What is left is `all_reduce` without a group. The
-# digits of the sum tell who took part: all four ranks. Rank 0 shares its part of the model with rank 2 only, so 101
-# would be right. With gradients, each half of a matrix would learn from both halves.
+# The function drops the handles, so no rank can use the groups. All that is left is `all_reduce` without a group, and
+# the digits of the sum show that all four ranks took part. Rank 0 shares its part of the model with rank 2 only, so
+# 101 would be right. With gradients, each half of a matrix would be changed by those of both.
 #
 # ### The wrong mesh dimension for the gradients
 #
 # One word is wrong: gradients are summed over `tensor` instead of `data`. Both groups have two ranks, and a gradient
-# has the same shape on both. Does it run? Does the loss fall? How would you find the mistake?
+# has the same shape in both. Does it run? Does the loss fall? How would you find the mistake?
 
 
 # %%
@@ -800,24 +802,24 @@ report(rows_by="data", sum_over="data")
 report(rows_by="data", sum_over="tensor")
 
 # %% [markdown]
-# The loss falls, as it does with most wrong gradients. Each half of a cut matrix was changed by the gradients of both
-# halves, and the rows of the other copy never counted. A comparison with one process finds it. In a large run, compare
-# a sum of the parameters: ranks that differ in the data coordinate only must hold exactly the same.
+# The loss falls, as it often does with wrong gradients. Each half of a cut matrix was changed by the gradients of
+# both halves, and the rows of the other copy never counted. A comparison with one process finds it. In a large run,
+# compare sums of the parameters: they must be equal on ranks that differ in the data coordinate only.
 #
 # ### A batch that differs inside a tensor group
 #
-# A `DistributedSampler` without arguments shares rows out by global rank. That was right in chapter 3. Here ranks 0 and
-# 1 hold two halves of the *same* model.
+# A `DistributedSampler` without further arguments shares rows out by global rank. That was right in chapter 3. Here
+# ranks 0 and 1 hold two halves of the *same* model.
 
 # %%
 report(rows_by="all ranks", sum_over="data")
 
 # %% [markdown]
-# The ranks of a tensor group add up halves of results for different rows, so the training is wrong again. This time the
-# copies agree, and the norms in a tensor group, which should be identical, drift apart. The sampler needs the sizes of
-# the *data* dimension: `DistributedSampler(rows, num_replicas=mesh["data"].size(),
-# rank=mesh["data"].get_local_rank())`. A pipeline has the same trap: its last stage needs the targets of the rows that
-# its first stage reads.
+# The ranks of a tensor group add up halves of results for different rows, so the training is wrong again. This time
+# the copies agree, and the norms in a tensor group, which should be identical, drift apart. The sampler needs the
+# size and the coordinate of the *data* dimension: `DistributedSampler(rows, num_replicas=mesh["data"].size(),
+# rank=mesh["data"].get_local_rank())`. A pipeline has the same trap: its last stage needs the targets of the rows
+# that its first stage reads.
 #
 # ### Global rank or group rank
 #
@@ -859,10 +861,10 @@ for rank in range(4):
     print(f"rank {rank}: with src=1 {by_global_rank[rank]}, with group_src=1 {by_group_rank[rank]}")
 
 # %% [markdown]
-# `src` is a *global* rank, also when `group=` is given. In one group, global rank 1 does not exist: that is an error,
-# the lucky case. In the other it is the *first* member, so the copy with the checkpoint is overwritten by the one
-# without. `group_src` counts inside the group. `send` and `recv` have the same trap: a pipeline that was tried with one
-# copy, with global ranks as stage numbers, hangs as soon as there is a second copy.
+# `src` is a *global* rank, even with `group=`. The first group does not have global rank 1: that is an error, the
+# lucky case. In the second it is the *first* member, so the copy with the checkpoint is overwritten by the one
+# without. `group_src` counts inside the group. `send` and `recv` have the same trap: a pipeline that uses stage
+# numbers as global ranks runs with one copy, and hangs as soon as there is a second.
 
 # %% [markdown]
 # ## 6. Exercises: place the ranks, then train on them
@@ -883,7 +885,7 @@ for rank in range(4):
 #
 # * Set tensor to 2, then to 4: it sends *more*, although every rank computes less.
 # * Increase data: tensor and pipeline send less, because a copy has fewer tokens.
-# * Find the grids in which the pipeline's neighbours are in other machines of 8 and the tensor group is not.
+# * Find the grids in which the pipeline group spans machines of 8 ranks and the tensor group does not.
 
 # %%
 GPT_7_5B = {"layers": 36, "width": 4_096, "tokens": 512 * 2_048, "parameters": 7.5e9}
@@ -906,9 +908,9 @@ Explorer(draw_grid_and_bytes, data=(1, 4, 2), pipeline=(1, 4, 2), tensor=(1, 4, 
 # %% [markdown]
 # ## 8. On a cluster: the same grid under torchrun
 #
-# The script trains the model of section 4 on the grid that its arguments name. Data divides the 8 rows of a batch, and
-# tensor is 1 or 2, because there are two heads of keys. Below it runs on four processes; try `1 2 2` and `1 4 1`, and
-# `2 2 2` on eight.
+# The script trains the model of section 4 on the grid that its arguments give. Data has to divide the 8 rows of a
+# batch, and tensor is 1 or 2, as there are two heads of keys. Below it runs on four processes; try `1 2 2` and `1 4
+# 1`, and `2 2 2` on eight.
 
 # %%
 script = scratch() / "hybrid.py"
@@ -1001,8 +1003,8 @@ print("losses of one process:", *(f"{loss:.3f}" for loss in losses_alone))
 #
 # * **The order of the dimensions.** torchrun numbers the ranks machine by machine. If `tensor` is last in the mesh and
 #   divides the GPUs of a machine, every tensor group is inside one.
-# * **Who prints and who saves.** Only the last stage knows the loss. A checkpoint needs every part once: the ranks with
-#   data coordinate 0 write, or `torch.distributed.checkpoint` does it (chapter 8).
+# * **Who prints and who saves.** Only the last stage knows the loss. A checkpoint needs every part once: the ranks
+#   with data coordinate 0 write it, or `torch.distributed.checkpoint` does (chapter 8).
 # * **The gradient norm.** To clip gradients, sum the squares over the tensor group for parameters that are cut, then
 #   over the pipeline group for all, and not over the data group, whose ranks hold the same gradients.
 # * **The order of calls.** Each group has its own communicator in NCCL. Two ranks that call two groups in different
@@ -1017,8 +1019,9 @@ print("losses of one process:", *(f"{loss:.3f}" for loss in losses_alone))
 # 2. Every rank makes every group, in the same order, and keeps its handles. A DeviceMesh does both.
 # 3. A tensor group exchanges activations four times in each block, a pipeline once for each boundary and direction, and
 #    a data group gradients once in a step. So tensor comes last in the mesh and gets the fastest links.
-# 4. Divide the loss by the tokens of the whole batch. Then losses and gradients add up over the data group.
-# 5. A call in the wrong group has the right shape. Compare with one process, and check that copies agree.
+# 4. Divide the summed loss by the tokens of the whole batch. Then losses and gradients add up over the data group.
+# 5. A call in the wrong group raises no error, as the shapes fit. Compare with one process, and check that copies
+#    agree.
 #
 # **Sources**
 #

@@ -2,8 +2,8 @@
 # # 7. Hybrid, further: two kinds of links, seeds, and how to choose a grid
 #
 # The lesson trains on three dimensions at once. This notebook is about the decisions around that: how a sum travels
-# over two kinds of links, which sizes a model of 70 billion parameters gets on 64 GPUs, and which ranks draw the same
-# random numbers. At its end you place the dimensions on machines.
+# over two kinds of links, which grid suits a model of 70 billion parameters on 64 GPUs, and which ranks draw the same
+# random numbers. At the end you place the dimensions on machines.
 #
 # Run the parts in their order, because some use what an earlier one defines. None needs an answer of the lesson.
 
@@ -23,9 +23,10 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: short ways and long roads
 #
-# Trucks between two buildings of one site take a short way, and trucks between sites take a long road. If all buildings
-# have to add up a long list, nobody sends the whole list along the road. Each site adds up first, every building sends
-# one part of the sum to the building that has the same part on the other site, and the results are shared on each site.
+# Trucks between two buildings of one site take a short way, and trucks between sites take a long road. If all
+# buildings have to add up a long list, no building sends the whole list along the road. Each site adds up first,
+# every building sends one part of the sum to the building that has the same part on the other site, and the results
+# are shared on each site.
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -130,25 +131,26 @@ compare(
 # $(g-1)/g \cdot S$ in each of the steps 1 and 3, and $2(k-1)/k$ of its part $S/g$ between machines: 1,024 bytes, and
 # all four ranks do so at the same time. NCCL is
 # [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks at the links and
-# chooses its way itself. Chapter 8 separates the three steps, and between them a rank holds only its part: HSDP, in
+# chooses its own routes. Chapter 8 separates the three steps, and between them a rank holds only its part: HSDP, in
 # `08_fsdp_further`.
 #
 # ## 4. By hand: a grid for 70 billion parameters
 #
-# How does one choose $d$, $p$ and $t$? A worked case: 70 billion parameters, 80 layers of width 8,192, sequences of
+# How does one choose $d$, $p$ and $t$? Take this case: 70 billion parameters, 80 layers of width 8,192, sequences of
 # 4,096 tokens, on 64 GPUs of 80 GB, 8 in a machine. There are three conditions.
 #
 # * $d \cdot p \cdot t = 64$, and $t$ is at most 8, so that a tensor group stays inside a machine.
 # * $p$ divides the 80 layers, and each copy gets at least one sequence.
-# * It fits. Weights, gradients and Adam's state take 16 bytes for a parameter in mixed precision (chapter 8), of which
-#   a rank holds $1/(pt)$. With recomputation, the inputs of layers are kept for backward, of $p$ sequences in flight
-#   times $80/p$ layers: 5.4 GB for any $p$. The limit is 70 GB.
+# * The model fits. Weights, gradients and Adam's state take 16 bytes for a parameter in mixed precision (chapter 8),
+#   of which a rank holds $1/(pt)$. With recomputation, a rank keeps the inputs of $80/p$ layers for $p$ sequences in
+#   flight: 5.4 GB for any $p$. The limit is 70 GB.
 #
 # Among the grids that are left, time decides. A step computes, waits for the pipeline's bubble, which is $(p-1)/m$ of
 # the computing with $m$ micro-batches of one sequence (chapter 5), and waits for the all-reduces of the tensor
-# dimension. The sum over data is computed too: it can run beside backward, which is two thirds of the computing. A
-# pipeline's message carries no more than one of tensor's many all-reduces, and is left out, as is what recomputation
-# adds. Assumed are 400 Tflop/s a GPU, rings of 250 GB/s inside a machine, and 25 GB/s between machines.
+# dimension. The sum over data is listed but not added: it can run beside backward, which is two thirds of the
+# computing. Pipeline messages, each no larger than one of tensor's many all-reduces, and the work of recomputation
+# are left out. The assumed speeds are 400 TFLOP/s a GPU, 250 GB/s for rings inside a machine, and 25 GB/s between
+# machines.
 #
 # **Predict:** which $t$ has the fastest grid for a batch of 32 sequences, and which for one of 1,024?
 
@@ -206,18 +208,18 @@ for batch in (32, 1_024):
         print(f"{d:19} {p:3} {t:3} {gigabytes(p, t):6.0f}     {each}")
 
 # %% [markdown]
-# "As much tensor parallelism as a machine has GPUs" is a rule for small batches. The bubble is a smaller share of a
-# larger batch, and the all-reduces grow with it. The sum over data fits beside backward in all these grids. Once the
-# data dimension shards the parameters too (chapter 8), the model fits with smaller $p$ and $t$, and you have to choose
-# again. In any case, measure the two or three best grids.
+# "As much tensor parallelism as a machine has GPUs" is a rule for small batches. With a larger batch the bubble takes
+# a smaller share of the step, while the all-reduces grow with the batch. The sum over data fits beside backward in
+# all these grids. Once the data dimension shards the parameters too (chapter 8), the model fits with smaller $p$ and
+# $t$, and you have to choose again. In any case, measure the two or three best grids.
 #
 # ## 5. Break it: groups in another order, and the wrong seeds
 #
 # ### Groups created in different orders
 #
-# The ranks of a new group find each other in a common store under the number of the group: the first group that a rank
-# makes is number 1, the next is number 2. Below, rank 0 makes the columns of a 2 x 2 grid first, and the others make
-# the rows first. What will rank 0 get over its row [0, 1], where 11 is right?
+# The ranks of a new group find each other in a common store under the number of the group: the first group that a
+# rank makes is number 1, the next is number 2. Below, rank 0 makes the columns of a 2 x 2 grid first, and the others
+# make the rows first. Rank $r$ puts in $10^r$. What will rank 0 get over its row [0, 1], where 11 is right?
 
 
 # %%
@@ -239,10 +241,10 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# All ranks finished, with sums. Only `launch` compares which groups the ranks make; torchrun says nothing. Rank 0's row
-# is its third group, and the third group of the others is the column [0, 2], so its row is connected to rank 2. With
-# other lists, a rank waits in `new_group` until the time limit, half an hour with gloo. The repair is one function, or
-# `init_device_mesh`, that makes all groups in an order that does not depend on the rank.
+# All ranks finished, and both of rank 0's sums are wrong. Only `launch` compares which groups the ranks make;
+# torchrun says nothing. Rank 0's row is its third group, and the third group of the others is the column [0, 2], so
+# its row connects it to rank 2. With other lists, a rank waits in `new_group` until the time limit, half an hour with
+# gloo. To repair it, make all groups in one order on every rank, in a function or with `init_device_mesh`.
 #
 # ### Seeds: the same random numbers, or others
 #
@@ -251,14 +253,14 @@ except RankFailure as failure:
 # | what is drawn | has to differ along | has to agree along |
 # |---|---|---|
 # | whole initial weights, cut afterwards | nothing | everything: all cut the same model |
-# | initial weights, each rank only its own part, of what a tensor group cuts | pipeline, tensor | data: copies begin alike |
-# | initial weights, of what a tensor group holds whole | pipeline | data, tensor |
+# | initial weights that a tensor group cuts, each rank only its own part | pipeline, tensor | data: copies begin alike |
+# | initial weights that a tensor group holds whole | pipeline | data, tensor |
 # | dropout of activations that a tensor group holds whole | data, pipeline | tensor |
 # | dropout of columns that a tensor group has cut | data, pipeline, tensor | nothing |
 # | the order of the rows in an epoch | nothing | everything: rows are dealt out from one order |
 #
-# A seed that differs along some dimensions only is a number made of those coordinates. **Predict** how many different
-# seeds there are on the 2 x 2 x 2 grid for two lines of the table.
+# A seed that differs along some dimensions only is made of those coordinates. **Predict** how many different seeds
+# there are on the 2 x 2 x 2 grid for the second and the fourth line of the table.
 
 # %% tags=["prediction"]
 DIFFER = {
@@ -381,20 +383,20 @@ check("7.5", cheapest_placement)
 #
 # * *Which ranks share a machine* is decided by the launcher: torchrun numbers them machine by machine. Print `mesh` and
 #   the host name on each rank once, before you trust a grid.
-# * **`NCCL_DEBUG=INFO`** says which way NCCL has chosen for each group, rings or trees, and over which adapter.
+# * **`NCCL_DEBUG=INFO`** says which routes NCCL has chosen for each group, rings or trees, and over which adapter.
 # * *An odd machine* (7 GPUs because one is broken) makes groups that cross its border. Leave the whole machine out.
 # * *A change of the grid* needs another checkpoint, or one that any grid can read: chapter 8.
 #
 # ## 9. Remember
 #
 # 1. On two kinds of links, add up inside, then between, then share: a rank sends only its part over the slow link.
-# 2. A seed differs along the dimensions in which something *else* is drawn, and is the same along the others.
-# 3. Memory says which grids are possible, and the batch says which one is fast: the bubble's share shrinks with the
-#    batch, and the all-reduces grow with it.
+# 2. A seed differs along the dimensions along which *different* numbers are drawn, and is the same along the others.
+# 3. Memory says which grids are possible, and the batch says which one is fast: as it grows, the bubble's share
+#    shrinks and the all-reduces grow.
 #
 # **Sources**
 #
 # * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC 2021,
-#   [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 3 how the sizes are chosen.
+#   [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 3 (how to choose the sizes).
 # * PyTorch: [DeviceMesh](https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html).
 # * NVIDIA: [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
