@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 8. FSDP: no rank holds the whole model
 #
-# In data parallelism every rank holds the same parameters, gradients and optimizer state: 64 GPUs hold 64 equal
-# copies. A rank needs all parameters for a step, but never all of them at the same moment. In **fully sharded data
+# In data parallelism every rank holds the same parameters, gradients and optimizer state: 64 GPUs hold 64 equal copies.
+# A rank needs all parameters for a step, but never all of them at the same moment. In **fully sharded data
 # parallelism**, FSDP, each rank keeps a part and fetches the rest just before it is used.
 #
 # You build this by hand, then use PyTorch's own `fully_shard` with mixed precision, the meta device and checkpoints.
@@ -56,8 +56,8 @@ plt.show()
 # %% [markdown]
 # ## 2. The smallest real run: a layer that no rank holds
 #
-# Two ranks share one layer: each keeps half of the rows of its weight. A step gathers the weight, computes with it
-# and frees it. A reduce-scatter then adds up the gradients of both ranks and leaves each rank the half that it keeps.
+# Two ranks share one layer: each keeps half of the rows of its weight. A step gathers the weight, computes with it and
+# frees it. A reduce-scatter then adds up the gradients of both ranks and leaves each rank the sum for its half.
 
 # %%
 from torch.nn.functional import linear
@@ -91,7 +91,7 @@ print("largest difference from one process: ", check_equal(one_process, [right])
 print("the same without the reduce-scatter: ", largest_difference(one_process, [wrong]))
 
 # %% [markdown]
-# Between two steps no rank holds the layer. The rest of the chapter does this for a whole model.
+# Between two steps no rank holds the whole layer. The rest of the chapter shards a whole model.
 
 # %% [markdown]
 # ## 3. Predict, then measure: what a rank holds and sends
@@ -150,18 +150,18 @@ print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in l
 # %% [markdown]
 # ### Five entries
 #
-# Five kinds of things fill a GPU in training.
+# Five entries make up the ledger of a GPU's memory in training.
 #
 # * **Parameters**, **gradients** and **optimizer state** are the **model states**. In data parallelism every rank holds the
 #   same ones. They can be sharded.
 # * **Activations** are what forward keeps for backward (chapter 4). Every rank has its own, so there is nothing to shard.
 # * **Temporary buffers** exist for a moment, such as a gathered unit.
 #
-# Adam keeps two averages for each parameter. In **mixed precision** parameters and gradients have 16 bits, which would
-# lose small updates. So the optimizer keeps float32 numbers: a **master copy** of the parameter, and the two averages.
+# Adam keeps two averages for each parameter. In **mixed precision** parameters and gradients have 16 bits, too few for
+# small updates. So the optimizer keeps float32 numbers: a **master copy** of the parameter, and the two averages.
 #
-# **Predict** the bytes of model states for each parameter, with Adam and all in float32 (4 bytes a number). How many GB do
-# 7.5 billion parameters take in mixed precision?
+# **Predict** the bytes of model states per parameter, with Adam and everything in float32 (4 bytes a number). How many
+# GB do 7.5 billion parameters take in mixed precision?
 
 # %% tags=["prediction"]
 predicted = {"float32, bytes a parameter": 16, "mixed precision, GB": 120}
@@ -202,7 +202,7 @@ compare(
 # | the ZeRO paper ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054)) | 2 | 2 | 12 | 16 |
 # | Megatron, with float32 gradients | 2 | 4 | 12 | 18 |
 #
-# ZeRO, the "zero redundancy optimizer", shards one kind after the other among $n$ ranks: stage 1 the optimizer state,
+# ZeRO, the "zero redundancy optimizer", shards among $n$ ranks one kind after another: stage 1 the optimizer state,
 # stage 2 also the gradients, stage 3 also the parameters.
 
 # %%
@@ -213,14 +213,14 @@ for n in (4, 64, 1024):
     print(f"7.5 billion on {n:4} ranks, stages 1 to 3:", *held)
 
 # %% [markdown]
-# *Full bars are held, empty ones are not. The numbers are those of the paper's table 1.* Stage 1 cannot get below 4 bytes a
-# parameter and stage 2 not below 2. Stage 3 has no such floor.
+# *A rank holds the coloured parts, drawn here for 3 ranks. The numbers are those of the paper's table 1.* Stage 1
+# cannot get below 4 bytes a parameter and stage 2 not below 2. Stage 3 has no such floor.
 
 # %% [markdown]
 # ### 8.1 The ledger as a function (2 points)
 #
 # Compute the bytes of model states on a rank, for any stage. Stage 0 shards nothing. A shard is a whole number of
-# parameters, the same on every rank: where they do not divide, it is rounded up.
+# parameters, the same on every rank: if the division leaves a remainder, round up.
 
 
 # %% nbgrader={"grade_id": "8.1", "solution": true}
@@ -255,11 +255,11 @@ check("8.1", model_state_bytes)
 # ### What a ring carries
 #
 # Data parallelism all-reduces the gradients. The ring of chapter 3 does that in two halves: a reduce-scatter, then an
-# all-gather. Now the optimizer state is sharded (stage 1). A rank updates its own shard, so it needs the summed
-# gradients of that shard only, and after the update everybody needs all parameters. In stage 3 the parameters are sharded
-# too. A unit is gathered before its forward, freed, and gathered again before its backward.
+# all-gather. In stage 1 the optimizer state is sharded. A rank updates its own shard, so it needs the summed gradients
+# of that shard only, and after the update every rank needs all parameters. In stage 3 the parameters are sharded too. A
+# unit is gathered before its forward, freed, and gathered again before its backward.
 #
-# **Predict** the bytes that a rank sends in a step, compared with data parallelism (1 means as many).
+# **Predict** the bytes that a rank sends in a step, as a multiple of what data parallelism sends.
 
 # %% tags=["prediction"]
 predicted = {"stage 1": 1.0, "stage 3": 1.5}
@@ -318,17 +318,18 @@ compare(
 # %% [markdown]
 # ### 8.2 An optimizer that shares its state out (4 points)
 #
-# Stage 1 needs no new model, only a new optimizer. Every rank has all parameters and the same averaged gradients. Give each
-# parameter an **owner**: one rank keeps its state, computes its update and sends the result to the others. Whole
-# parameters are shared out, not single numbers, because some optimizers need whole matrices, such as `torch.optim.Muon`.
+# Stage 1 needs no new model, only a new optimizer. Every rank has all parameters and the same averaged gradients. Give
+# each parameter an **owner**: one rank keeps its state, computes its update and sends the result to the others. Whole
+# parameters are shared out, not single numbers, because some optimizers, such as `torch.optim.Muon`, need whole
+# matrices.
 #
 # Your class is a `torch.optim.Optimizer` itself. Such an object has `param_groups`, a list of dicts with parameters and
-# their options, and `state`, a dict from parameters to what is kept for them. Its `__init__` calls `add_param_group` for
-# each group. A learning rate scheduler changes `param_groups` of *your* object, and the next step must use what it wrote
-# there.
+# their options, and `state`, a dict from parameters to what is kept for them. `Optimizer.__init__` calls
+# `add_param_group` for each group. A learning rate scheduler changes the `param_groups` of *your* object, and the next
+# step must use these values.
 #
-# The check has a process group. With more ranks than parameters some rank owns nothing: an optimizer refuses an empty
-# list of parameters, but not a group with an empty list.
+# The check makes the process group. With more ranks than parameters some ranks own nothing: an optimizer refuses an
+# empty list of parameters, but not a group with an empty list.
 
 # %% nbgrader={"grade_id": "8.2", "solution": true}
 from collections.abc import Callable
@@ -399,8 +400,8 @@ check("8.2", ShardedOptimizer)
 # %% [markdown]
 # ### ZeRO-3 by hand: one shard of everything
 #
-# The parameters that forward uses are the result of an all-gather. The backward of an all-gather is a reduce-scatter
-# (chapter 6), so the gradients are sharded as well.
+# The parameters that forward uses are the result of an all-gather. Every rank has used every shard, so backward is a
+# reduce-scatter, and the gradients are sharded as well.
 
 
 # %%
@@ -422,8 +423,8 @@ class Gather(torch.autograd.Function):
 
 
 # %% [markdown]
-# Collectives want equal shards. So a unit's parameters are laid end to end in one **flat** vector, which divides here by
-# 2 and by 4 (in exercise 8.3 you pad it).
+# Collectives need equal shards. So a unit's parameters are laid end to end in one **flat** vector. Its length here
+# divides by 2 and by 4 (in exercise 8.3 you pad it).
 
 # %%
 from torch.func import functional_call
@@ -475,9 +476,9 @@ for n in (2, 4):
 # %% [markdown]
 # ### With PyTorch: `fully_shard`
 #
-# PyTorch's own FSDP is `fully_shard` (FSDP2). It changes a module in place: the parameters that are not in a unit yet
-# become one. So call it on each block first and on the whole model last. Each parameter becomes a DTensor
-# (chapter 6), cut by rows, and keeps its name. Two rules: make the optimizer *after* the wrapping, and let every rank call
+# PyTorch's own FSDP is `fully_shard` (FSDP2). It changes a module in place: its parameters that are not yet in a unit
+# become one. So call it on each block first and on the whole model last. Each parameter becomes a DTensor (chapter 6),
+# cut by rows, and keeps its name. Two rules: make the optimizer *after* the wrapping, and let every rank call
 # `forward`.
 
 # %%
@@ -504,16 +505,17 @@ values = launch(train_wrapped, 3)
 print("largest difference from one process:", check_equal(expected, values))
 
 # %% [markdown]
-# The last rank has 42 of 128 rows: where rows do not divide, it gets fewer, or none. `full_tensor` gathers, so all ranks
-# call it.
+# The last rank has 42 of 128 rows: where they do not divide evenly, it gets fewer, or none. `full_tensor` gathers, so
+# all ranks call it.
 #
 # ### What a wrapping costs
 #
 # A script may call `fully_shard(model)` and forget the blocks. It runs and gives the right numbers.
 #
-# **Predict** for 4 ranks the most bytes of parameters that a rank holds at any moment of a step. What is gathered lies beside the
-# rank's shards. Wrapped per block, a block is freed after its forward. The root unit is not, since backward needs its head
-# at once. All parameters take 224,000 bytes, a block 50,816, and the root unit (embeddings, norm, head) 20,736.
+# **Predict** for 4 ranks the most bytes of parameters that a rank holds at any moment of a step. Gathered parameters
+# lie beside the rank's shards. With a unit per block, each block is freed after its forward. The root unit (embeddings,
+# norm, head) is not, since backward needs its head at once. All parameters take 224,000 bytes, a block 50,816, the root
+# unit 20,736.
 
 # %% tags=["prediction"]
 predicted = {
@@ -574,34 +576,34 @@ for name, (sent, _) in readings.items():
     print(f"{name:15} sends {sent / data_parallel:.2f} of data parallelism's bytes")
 
 # %% [markdown]
-# *With the root alone, everything is whole from the first layer on, all gradients pile up until the end, and the shards
-# lie beside them.* At the peak, only the optimizer state is smaller than in data parallelism.
+# *With the root alone, all parameters are whole from the first layer on, gradients pile up until the end, and the
+# shards lie beside them.* At that peak, only the optimizer state is smaller than in data parallelism.
 #
-# The curve in the middle is a choice: `reshard_after_forward=False` keeps the parameters until backward and saves the second
-# gather. (Per block sends 1.45 and not 1.5, because the root unit is gathered once.) The curves leave out temporary
-# buffers, among them the next block, which is already on its way.
+# The dashed curve is a compromise: `reshard_after_forward=False` keeps the parameters until backward and saves the
+# second gather. (Per block sends 1.45 and not 1.5, because the root unit is gathered once.) The curves leave out
+# temporary buffers, such as the next block, which is already on its way.
 #
 # ### Prefetch: ask for the next unit early
 #
-# The order of the units is known. So `fully_shard` asks for the next one *before* this one computes, and sends a
-# block's gradients during the next block's backward.
+# The order of the units is known. So `fully_shard` fetches the next one *while* this one computes, and sends a block's
+# gradients during the next block's backward.
 
 # %%
 ch08.prefetching()
 plt.show()
 
 # %% [markdown]
-# *Simulated: a message takes 0.8 of a block's forward. Blue computes, hatched grey waits, orange is the link.*
+# *Simulated; a message takes 0.8 of a block's forward. From top to bottom rank 0 waits (hatched) less.*
 #
-# A gather hides if computing takes longer. A block of $12W^2$ parameters has $24W^2$ bytes in 16 bits, and takes $24tW^2$
-# operations for $t$ tokens. $W$ drops out: only the tokens of a rank count. With H100s in several machines each needs about
-# 2,500 ([Austin et al. 2025](https://jax-ml.github.io/scaling-book/gpus)).
+# A gather is hidden if computing takes longer. A block of $12W^2$ parameters has $24W^2$ bytes in 16 bits, and takes
+# $24tW^2$ operations for $t$ tokens. $W$ drops out: only the tokens of a rank count. An H100 in one of several machines
+# needs about 2,500 ([Austin et al. 2025](https://jax-ml.github.io/scaling-book/gpus)).
 
 # %% [markdown]
 # ### Mixed precision: a policy
 #
-# `MixedPrecisionPolicy` says in which type things travel and compute. With `param_dtype=torch.bfloat16` a unit is cast
-# before it is gathered. `reduce_dtype=torch.float32` adds up gradients in float32, which is safer over many ranks.
+# `MixedPrecisionPolicy` sets the types in which ranks send and compute. With `param_dtype=torch.bfloat16` a unit is
+# cast before it is gathered. `reduce_dtype=torch.float32` adds up gradients in float32, which is safer over many ranks.
 # Shards, gradients and the update stay float32: the shards are the master copy.
 #
 # **Predict** what a ring sends with this policy, as a share of float32's bytes, to two digits.
@@ -639,14 +641,14 @@ compare(
 )
 
 # %% [markdown]
-# Of three messages, the two gathers halve and the reduce-scatter does not.
+# Of the three messages, the two gathers are halved and the reduce-scatter is not.
 #
 # ### Meta device: build what fits on no rank
 #
-# `new_model()` makes the whole model on every rank before it is cut, and a large model has no room there. On the device
-# **meta** tensors have shapes and no memory. So build there and wrap, which cuts shapes only. Then `to_empty` allocates
-# the shards, and you fill them. Here `set_model_state_dict` takes whole tensors from rank 0, one at a time, and gives each
-# rank its part.
+# `new_model()` makes the whole model on every rank before it is cut, and a large model has no room there. Tensors on
+# the **meta** device have shapes but no memory. So build there and wrap, which cuts shapes only. Then `to_empty`
+# allocates the shards, and you fill them. Here `set_model_state_dict` takes whole tensors from rank 0, one at a time,
+# and gives each rank its part.
 
 # %%
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -672,17 +674,17 @@ print(f"rank 1 holds {held[1]:,} of {4 * PARAMETERS:,} bytes")
 print("largest difference from one process:", check_equal(expected, values))
 
 # %% [markdown]
-# Rank 0 has no room either? Then draw the values after `to_empty`, with each layer's `reset_parameters()`. On a mesh of CPUs
-# that gives every rank the same numbers (`08_fsdp_further`, section 5).
+# If rank 0 has no room either, draw the values after `to_empty`, with each layer's `reset_parameters()`. But on CPUs
+# all shards then get the same numbers (`08_fsdp_further`, section 5).
 #
 # If even the shards are too large, `offload_policy=CPUOffloadPolicy()` keeps them, their gradients and the optimizer state
 # in the host's memory (**CPU offload**). Every gather then crosses the slow link between host and GPU.
 #
 # ### Checkpoints: four ranks save, two or one resume
 #
-# With `torch.distributed.checkpoint` (DCP) every rank writes its own shards, and a small file `.metadata` says which part of
-# which tensor lies where. To load, each rank reads the pieces that *its* shards need. So another number of ranks can load
-# it: this is **resharding**.
+# With `torch.distributed.checkpoint` (DCP) every rank writes its own shards, and a small file `.metadata` says which
+# part of which tensor lies where. To load, each rank reads the pieces that *its* shards need. So any number of ranks
+# can load it: this is **resharding**.
 
 # %%
 import torch.distributed.checkpoint as dcp
@@ -710,8 +712,8 @@ def resume(model, optimizer, folder):
 
 
 # %% [markdown]
-# Four ranks train two steps and save. Two resume and train two more, then one alone. Then two resume the model only, with a
-# new optimizer, as many a script does.
+# Four ranks train two steps and save. Two ranks resume for two more, then one alone. Finally two resume only the model,
+# as many scripts do.
 
 
 # %%
@@ -748,10 +750,10 @@ values = launch(train_steps, 2, range(2, 4), CHECKPOINT, with_optimizer=False)
 print("the same without the optimizer state:", largest_difference(undisturbed, values))
 
 # %% [markdown]
-# The first loss after resuming is right in all cases, since the parameters are. Test a checkpoint as here: stop, resume, and
-# compare with a run that was never stopped.
+# Even with a new optimizer the first loss after resuming is right: the parameters are. Test a checkpoint like this:
+# stop, resume, and compare with a run that was never stopped.
 #
-# Save every checkpoint into a folder of its own. A rank can die in the middle, and a half-written folder must not be taken
+# Save every checkpoint into a folder of its own. A rank can die during a save, and a half-written folder must not pass
 # for a whole one (`08_fsdp_further`, section 4).
 
 # %% [markdown]
@@ -761,9 +763,9 @@ print("the same without the optimizer state:", largest_difference(undisturbed, v
 # `mine.start(8)` gives you the course's own as chapter 6 leaves it.
 #
 # * `fully_shard` on each block and on the model, over the data ranks, replaces the averaging of gradients.
-# * No rank ever has memory for a whole large matrix: build the model under `torch.device("meta")`, and give each part its
-#   first values after the sharding. They must be the same on any number of ranks.
-# * A new option `--bfloat16` computes in bfloat16, and keeps parameters and optimizer state in float32.
+# * Parameters get memory only as shards: build the model under `torch.device("meta")`, and give each shard its first
+#   values after the sharding. They must be the same on any number of ranks.
+# * With the new option `--bfloat16` the script computes in bfloat16; parameters and optimizer state stay float32.
 # * At the end all ranks write a checkpoint with `torch.distributed.checkpoint`: the state dict of the model under
 #   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays.
 
@@ -781,7 +783,7 @@ check("8.6", mine.script(8))
 # size and training speed". Another one, *Parallelize Your Way to Faster Deep Learning*, says that "model sharding
 # involves splitting a large model into smaller pieces and distributing them across multiple GPUs".
 #
-# **Predict** for 4 ranks the blocks that one of them computes with FSDP, compared with DDP (1 means as many).
+# **Predict** how many blocks one of 4 ranks computes with FSDP, as a multiple of DDP's.
 
 # %% tags=["prediction"]
 predicted = {"blocks computed": 1.0}
@@ -827,14 +829,14 @@ for kind in kinds:
     print(f"{kind:17}  {measured[kind]:.2f} of DDP's")
 
 # %% [markdown]
-# FSDP solves the size of the model states, not the speed: the work is the same, and more is sent. It makes larger models or
-# larger batches *possible*. And no rank has "a piece of the model" as in chapter 4: each computes all four blocks, for its
-# own rows. Sharding says how things are stored, not how the work is divided.
+# FSDP solves the problem of size, not of speed: the work is the same, and more is sent. It makes larger models or
+# larger batches *possible*. And the "smaller pieces" are not those of chapter 4: each rank computes all four blocks,
+# for its own rows. Sharding divides what is stored, not the work.
 #
 # ### The optimizer made before the sharding
 #
-# `fully_shard` replaces every parameter by a new one. An optimizer that was made before still has the old ones. The same
-# batch is trained on three times, so the loss should fall.
+# `fully_shard` replaces every parameter with a new one. An optimizer made earlier still has the old ones. Here you
+# train on one batch three times, so the loss should fall.
 
 
 # %%
@@ -854,12 +856,12 @@ for order, optimizer_first in (("after", False), ("before", True)):
     print(f"optimizer made {order} the wrapping:", launch(train_three_times, 2, optimizer_first)[0])
 
 # %% [markdown]
-# There is no error and no warning: an optimizer skips parameters without gradients, and its old ones get none. On changing
-# batches the loss goes up and down and looks alive. Check once, at the start, that the loss of one batch falls.
+# There is no error and no warning: an optimizer skips parameters without gradients, and its old ones get none. On
+# changing batches the loss goes up and down as usual. Check once, at the start, that the loss of one batch falls.
 #
 # ### Forward on one rank only
 #
-# Rank 0 validates alone, or saves a sample. With DDP that goes well for this model. With FSDP, forward gathers.
+# Rank 0 validates alone, or prints a sample. DDP allows that for this model. With FSDP, forward gathers.
 
 
 # %%
@@ -876,8 +878,8 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# Under torchrun this is a silent hang. The same happens with an early `break`, with a layer that only some ranks use, and
-# with a state dict under `if rank == 0`. The repair: all ranks compute, one prints.
+# Under torchrun this is a silent hang. So is an early `break` on one rank, a layer that only some ranks use, or a full
+# state dict under `if rank == 0`. The repair: all ranks compute, one prints.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -912,7 +914,7 @@ explore.Explorer(
 # %% [markdown]
 # ## 8. On a cluster: your script under torchrun
 #
-# After 8.6 your own script is ready for a cluster:
+# After 8.6 your own script runs on a cluster:
 #
 # ```
 # torchrun --nproc-per-node 8 mine/train.py --text data/text/the_long_shed.txt --out runs/sharded --bfloat16
@@ -931,10 +933,11 @@ explore.Explorer(
 #
 # 1. With Adam, model states take 16 bytes a parameter, in float32 and in mixed precision. ZeRO divides the optimizer state,
 #    then the gradients, then the parameters among the ranks.
-# 2. Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much, and its memory has no floor.
-# 3. Shard each block, then the root. The root alone holds all parameters and gradients at the peak.
+# 2. Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much. Only stage 3's memory has no
+#    floor.
+# 3. Shard each block, then the root. With the root alone, a rank's peak holds all parameters and gradients.
 # 4. Wrap first, then make the optimizer. Every rank calls forward.
-# 5. A checkpoint is model *and* optimizer, and loads on any number of ranks.
+# 5. A checkpoint holds model *and* optimizer, and loads on any number of ranks.
 #
 # **Sources**
 #

@@ -1,12 +1,11 @@
 # %% [markdown]
 # # 8. FSDP, further: accumulation, meshes of two dimensions, torn checkpoints, an FSDP of your own
 #
-# The lesson shards a model with `fully_shard`. This notebook is about what is built on that: several
-# backward passes before an update, recomputation, shards inside machines and copies between
-# them, tensor parallelism on the second dimension, and what becomes of a checkpoint in the middle of
-# which a rank dies. At its end you write an FSDP yourself.
+# The lesson shards a model with `fully_shard`. This notebook is about what is built on that: several backward passes
+# before an update, recomputation, shards inside machines and copies across them, tensor parallelism on a second
+# dimension, and a rank that dies in the middle of a checkpoint. At the end you write an FSDP yourself.
 #
-# Run the parts in their order: some use what an earlier one defines. None needs an answer of the lesson.
+# Run the parts in order: some use what an earlier one defines. None needs your answers from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -38,7 +37,7 @@ hardware.report()
 #
 # ## 2. The smallest real run: `fully_shard` against one process
 #
-# The lesson's model, its data, and one process as the measure. All parts compare with it.
+# All parts use the lesson's model and data, and compare with one process.
 
 # %%
 from functools import partial
@@ -117,13 +116,12 @@ print("fully_shard on 2 ranks, largest difference from one process:", difference
 # %% [markdown]
 # ## 3. Predict, then measure: what accumulation saves, and what it costs
 #
-# A step has two micro-batches and one update (chapter 3). By default each backward reduces its gradients.
-# `set_requires_gradient_sync(False)` leaves that out for all but the last one. It saves messages,
-# and costs what ZeRO-2 had won: until the last backward every rank keeps whole gradients.
+# A step has two micro-batches and one update (chapter 3). By default each backward reduces its gradients. With
+# `set_requires_gradient_sync(False)` only the last one does. That saves messages, and loses what ZeRO-2 had won: until
+# the last backward every rank keeps whole gradients.
 #
-# **Predict** both, for a step of two micro-batches on 2 ranks.
-# The root's own parameters stay gathered from forward to backward, so they are gathered once; those of the
-# blocks twice.
+# **Predict** both, for a step of two micro-batches on 2 ranks. In each, the root unit stays gathered from forward to
+# backward, so it is gathered once, and the blocks twice.
 
 # %% tags=["prediction"]
 n, P = 2, 4 * PARAMETERS  # ranks, and bytes of all parameters
@@ -185,23 +183,22 @@ for name, reduce_once in (("reduced twice", False), ("reduced once", True)):
 compare(predicted, measured)
 
 # %% [markdown]
-# Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are
-# too large by that factor.
+# Mind the loss: divide each micro-batch's mean by the number of micro-batches, or the gradients are too large by that
+# factor.
 #
-# `model.set_reshard_after_backward(False)` is one more trade. It leaves the units gathered between the
-# micro-batches: no gather before the next forward, and the whole parameters stay. Set it to True again
-# before the last micro-batch, or call `reshard()` on every unit before `optimizer.step()`, which updates the
-# shards. If you forget it, there is no error, and the next forward computes with the old numbers.
+# `model.set_reshard_after_backward(False)` is one more trade. It leaves the units gathered between the micro-batches:
+# no gather before the next forward, and the whole parameters stay. Set it to True again before the last micro-batch, or
+# call `reshard()` on every unit before `optimizer.step()`, which updates the shards. If you forget, there is no error,
+# and the next forward computes with the old numbers.
 #
 # ## 4. By hand, then with PyTorch: recomputation, two dimensions, and a save that is torn
 #
 # ### Activation checkpointing: compute twice, keep less
 #
-# FSDP leaves the activations alone. **Activation checkpointing** keeps only the input of a block
-# and runs the block's forward a second time when backward comes to it ([Chen et al.
-# 2016](https://arxiv.org/abs/1604.06174)). It costs a second forward, about a third more computing,
-# and with `fully_shard` no further gather: backward has gathered the block already. Recompute
-# first, wrap second.
+# FSDP does not shard activations. **Activation checkpointing** keeps only the input of a block and runs the block's
+# forward a second time when backward comes to it ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)). It costs a
+# second forward, about a third more computing, and with `fully_shard` no further gather: backward has gathered the
+# block already. Recompute first, wrap second.
 
 # %%
 from torch.utils.checkpoint import checkpoint
@@ -301,10 +298,9 @@ compare(
 #
 # ### FSDP x tensor parallelism
 #
-# On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts
-# the layers among the ranks of a machine (chapter 6), then `fully_shard` shards what each of them
-# has left among the machines. A DTensor then has a placement for each dimension. In this order:
-# tensor parallelism first, FSDP last.
+# On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts the layers among the
+# ranks of a machine (chapter 6), then `fully_shard` shards each rank's part among the machines. A DTensor then has a
+# placement for each dimension. The order matters: tensor parallelism first, FSDP last.
 
 # %%
 from torch.distributed.tensor.parallel import (
@@ -350,9 +346,8 @@ print("a rank holds", shapes[0], "of (128, 32)")
 # data dimension. Both dimensions of the mesh cut dimension 0 of this weight: tensor parallelism gives
 # each of its ranks half of the rows, and FSDP cuts that half once more.
 #
-# `clip_grad_norm_` wants all gradients on one mesh. Here the MLPs' lie on both dimensions, and those of all that
-# tensor parallelism has left whole on `data` alone. By hand: gradients that lie alike are taken together, and all are
-# clipped by the norm of all.
+# `clip_grad_norm_` needs all gradients on one mesh. Here those of the MLPs lie on both dimensions, and all others on
+# `data` alone. So group the gradients that lie alike, and clip all of them by the norm of all.
 
 
 # %%
@@ -393,16 +388,15 @@ print("by hand, largest difference of the norm:", check_equal(norm, norms))
 print("of the clipped gradients:", check_equal(flat(p.grad for p in single.parameters()), clipped))
 
 # %% [markdown]
-# The norm of a DTensor counts each number once, however many ranks hold it: the bias of an MLP's second layer is
-# on both ranks of a tensor group. A sum over all ranks' own numbers would have it twice.
+# The norm of a DTensor counts each number once, however many ranks hold it: the bias of an MLP's second layer is on
+# both ranks of a tensor group. A sum over all ranks' own numbers would count it twice.
 
 # %% [markdown]
 # ### A half-written checkpoint is never taken for a whole one
 #
-# A rank can die while it writes. In the next cell rank 1 is killed (`SIGKILL`) in the middle of a
-# save, when the others have written their files. Two things keep anyone from loading that.
-# DCP writes `.metadata` last, after every rank has reported that it is done. And `save` gives the
-# folder its name only then. A program that looks for the newest checkpoint looks for finished names.
+# A rank can die while it writes. Below, rank 1 is killed (`SIGKILL`) in the middle of a save, when the other has
+# written its file. Two things keep it from being loaded. DCP writes `.metadata` last, after every rank has reported
+# that it is done. And `save_whole` gives the folder its name only then. Programs look for finished names only.
 
 # %%
 import torch.distributed.checkpoint as dcp
@@ -528,8 +522,8 @@ def error_of_loading(rank, folder):
 print("and if somebody loads the torn one:", launch(error_of_loading, 1, torn)[0])
 
 # %% [markdown]
-# People do lose a checkpoint when they save every time into the *same* folder. The
-# old `.metadata` is still there when the new files are half written.
+# A checkpoint does get lost when every save goes into the *same* folder. The old `.metadata` is still there when only
+# some new files are.
 
 # %%
 import warnings
@@ -557,19 +551,18 @@ print("    from the state after two steps: ", largest_difference(after_two, mixe
 print("    from the state after four steps:", largest_difference(after_four, mixed))
 
 # %% [markdown]
-# Rank 0's half is from step 4 and rank 1's half from step 2: no run ever had this model, and there is no
-# warning. Give every checkpoint a folder of its own. Chapter 9 adds what is still missing: a
-# file that the disk has damaged, and the way back to the last good one.
+# Rank 0's half is from step 4 and rank 1's half from step 2: no run ever had this model, and there is no warning. Give
+# every checkpoint a folder of its own. Chapter 9 adds how to detect a damaged file, and the way back to the last good
+# checkpoint.
 #
 # ## 5. Break it: what fits and is wrong
 #
 # ### Another order of the parameters
 #
-# A flat vector has no names. If two ranks lay out the same parameters in different orders, pieces end
-# up in the wrong layers. Such an order comes from a `set` of strings, which Python orders
-# differently in every process, or from files listed by the operating system. Here rank 1 has the
-# reverse order, so that it is the same in every run. Both ranks hold the same two layers. What is
-# in them after one gather?
+# A flat vector has no names. If two ranks lay out the same parameters in different orders, pieces end up in the wrong
+# layers. Such an order comes from a `set` of strings, which Python orders differently in every process, or from files
+# listed by the operating system. Here rank 1 has the reverse order, the same in every run. Both ranks hold the same two
+# layers. What is in them after one gather?
 
 # %%
 
@@ -602,16 +595,16 @@ for agreed in (True, False):
         print(f"rank {rank}, order {', '.join(order)}: {weights}")
 
 # %% [markdown]
-# In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit,
-# and the model trains on. Compare the names once, with `dist.all_gather_object`. `fully_shard`
-# goes by the order in which modules are registered, and does not compare it either.
+# In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit, and training goes
+# on. Compare the names once, with `dist.all_gather_object`. `fully_shard` goes by the order in which modules are
+# registered, and does not compare it.
 #
 # ### Two halves that are copies
 #
-# A model that is built on `meta` has no numbers. After `to_empty`, `reset_parameters()` of each layer draws
-# them, on each rank for its own shard (lesson, section 4). Here this happens on a mesh of two CPUs, with the
-# same seed on both, as is right for a model that is made whole. There are 19 matrices. **Predict**: in
-# how many of them does rank 1's half differ from rank 0's?
+# A model that is built on `meta` has no numbers. After `to_empty`, `reset_parameters()` of each layer draws them, on
+# each rank for its own shard (lesson, section 4). Here this happens on a mesh of two CPUs, with the same seed on both,
+# as for a model that is built whole. There are 19 matrices. **Predict**: in how many of them does rank 1's half differ
+# from rank 0's?
 
 # %% tags=["prediction"]
 predicted = {"matrices with two different halves": 0}
@@ -647,14 +640,13 @@ compare(
 )
 
 # %% [markdown]
-# Each rank drew the same numbers, for another half. On GPUs PyTorch moves every rank's generator on by the
-# place of its shard; on CPUs it does not, and the only sign is a warning. So on CPUs draw the whole on
-# rank 0 and share it out (lesson, section 4).
+# Each rank drew the same numbers, for another half. On GPUs PyTorch advances every rank's generator to the place of its
+# shard; on CPUs it does not, and the only sign is a warning. So on CPUs draw all values on rank 0 (lesson, section 4).
 #
 # ### A full state dict on every rank
 #
-# To save a model, people ask for a full state dict. Where? **Predict** the bytes on each of 4
-# ranks.
+# A full state dict has whole tensors. With `cpu_offload=True` it is for the one rank that writes it. **Predict** the
+# bytes on each of 4 ranks.
 
 # %% tags=["prediction"]
 n = 4
@@ -682,10 +674,9 @@ of_kinds = map(list, zip(*launch(state_dict_bytes, n)))
 compare(predicted, dict(zip(predicted, of_kinds)))
 
 # %% [markdown]
-# The full one brings the whole model to every rank: exactly what does not fit. With
-# `cpu_offload=True` rank 0 alone gets it, one tensor at a time, in the host's memory. For
-# checkpoints nobody needs it: save the shards. To hand a model to somebody else, take the third
-# way, and call it on all ranks.
+# The full one brings the whole model to every rank: exactly what does not fit. With `cpu_offload=True` rank 0 alone
+# gets it, one tensor at a time, in the host's memory. Checkpoints do not need it: save the shards. To hand a model to
+# somebody else, take the third kind, and call it on all ranks.
 #
 # ### Clipping by a local norm
 #
@@ -725,16 +716,14 @@ for clip in (clip_by_local_norm, clip_by_whole_norm):
     print("largest difference of the parameters:", largest_difference(clipped, values))
 
 # %% [markdown]
-# `clip_grad_norm_` on DTensors computes the norm of the whole gradient. Norms computed by hand, in
-# logging or in a clipping of your own, do not. The mistake never shows as ranks that disagree:
-# there is one model, only a wrong one.
+# `clip_grad_norm_` on DTensors computes the norm of the whole gradient. Norms of local shards, in logging or in your
+# own clipping, are smaller. The ranks never disagree, since there is only one model, the wrong one.
 
 # %% [markdown]
 # ## 6. Exercises: an FSDP of your own
 #
-# From the layout of its shards to a checkpoint that fits any number of ranks. 8.4 is the longest exercise of
-# the course, with 130 lines in our answer: a week-end, or a project for two. 8.4 and 8.5 may use your
-# `FlatLayout`.
+# You begin with the layout of shards and end with a checkpoint for any number of ranks. 8.4 is the longest exercise of
+# the course, with 130 lines in our answer: a weekend, or a project for two. 8.4 and 8.5 may use your `FlatLayout`.
 
 # %%
 from collections.abc import Callable, Iterable
@@ -748,10 +737,9 @@ from course_exercises import check, hint
 # %% [markdown]
 # ### 8.3 Flatten, pad, shard and unshard (2 points)
 #
-# Collectives want equal pieces. So tensors are laid end to end in one vector, and zeros are added until
-# it divides. What makes this cheap is that the pieces, and the tensors that come out again, are
-# **views**: an all-gather writes into the pieces of an empty vector, and the tensors are there without a
-# copy. No process group here, only arithmetic.
+# Collectives need equal pieces. So tensors are laid end to end in one vector, and zeros are added until it divides.
+# This is cheap because the pieces, and the tensors that come out again, are **views**: an all-gather writes into the
+# pieces of an empty vector, and the tensors are there without a copy. You need no process group here.
 
 
 # %% nbgrader={"grade_id": "8.3", "solution": true}
@@ -802,37 +790,34 @@ check("8.3", FlatLayout)
 # `forward` uses: a linear layer, an embedding, a norm. Its matrices are sharded; its vectors are so small
 # that every rank keeps them. The optimizer gets the shards. `forward` needs the whole.
 #
-# Some tools that you may not have met.
+# You may not have met these tools.
 #
-# * `tensor.untyped_storage().resize_(0)` frees the memory and leaves the tensor as it is, also where
-#   autograd has kept it for backward. `resize_(bytes)` gets memory again; what was in it is lost.
-#   Autograd treats a write into a tensor that it has kept as an error. A write through
-#   `tensor.data`, taken beforehand, it does not see.
+# * `tensor.untyped_storage().resize_(0)` frees the memory but keeps the tensor, also where autograd has kept it for
+#   backward. `resize_(bytes)` gets memory again; what was in it is lost. A write into a tensor that autograd has kept
+#   is an error. Autograd does not see one through `tensor.data`, taken beforehand.
 # * `register_forward_pre_hook` and `register_forward_hook` call you before and after a layer's forward.
 #   `tensor.grad_fn.register_prehook` calls you when backward arrives at this tensor.
 #   `register_post_accumulate_grad_hook` calls you when a parameter's gradient is complete.
 # * Attributes in `vars(layer)` are found before registered parameters: `vars(layer)["weight"] = whole`
 #   shows forward the whole weight, while `layer.parameters()` still gives the shard.
 #
-# Three things decide whether the result is right, and quick.
+# Three things decide whether the result is right and fast.
 #
 # * **Order.** Every rank uses the layers in the same order, so all gathers and all reductions match.
 #   One communicator of NCCL runs its calls one after the other: a gather that is started behind a
 #   reduction waits for it. So that the two can overlap, give each kind a group of its own
 #   (`dist.new_group`).
-# * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of
-#   the next can run. At most one layer ahead, and at most one reduction unfinished: more would hold
-#   what sharding has just saved.
-# * **Views.** A layer's output may be a view, and an operation in place, such as
-#   `nn.ReLU(inplace=True)`, replaces a view's `grad_fn`. That of its base, `output._base`, stays.
+# * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of the next can
+#   run. Allow one layer ahead and one unfinished reduction: more would hold what sharding has just saved.
+# * **Views.** A layer's output may be a view, and an operation in place, such as `nn.ReLU(inplace=True)`, replaces a
+#   view's `grad_fn`. Its base's, `output._base.grad_fn`, stays.
 #
-# Climb in four steps, and run the check after each: it goes on behind a line that fails, so it shows on which
-# step you stand.
+# Work in four steps, and run the check after each: it goes on after a line that fails, so it shows how far you are.
 #
 # | step | what you add | lines of the check that hold from here on |
 # |---|---|---|
 # | 1. shards | `__init__` broadcasts and keeps shards; `full_parameters` gathers them | the start, what a rank keeps |
-# | 2. gather and free | a layer's matrices come before its forward and before its backward, and go after each; its gradient is reduced at once | one process, memory, bytes, all sizes and kinds of layers |
+# | 2. gather and free | a layer's matrices are gathered before its forward and its backward, and freed after each; its gradient is reduced at once | one process, memory, bytes, all sizes and kinds of layers |
 # | 3. mixed precision | `compute_dtype` | the lines about it |
 # | 4. prefetch | the next gather, and one reduction, run beside backward | the last line |
 
@@ -1054,9 +1039,9 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
 
 
 # %% [markdown]
-# Four ranks have saved, and two are left to go on, or three, or sixteen. Write what turns the parts of
-# one run into parts for another. The parts come in any order: file names sorted as text put rank 10
-# before rank 2. And if one is missing, what is left is no checkpoint.
+# Four ranks have saved, and two go on, or three, or sixteen. Write the function that turns one run's parts into parts
+# for another. They come in any order: file names sorted as text put rank 10 before rank 2. If one is missing, the rest
+# is no checkpoint.
 
 
 # %% nbgrader={"grade_id": "8.5", "solution": true}
@@ -1115,9 +1100,9 @@ check("8.5", reshard)
 # %% [markdown]
 # ## 7. See it: what leaves a machine
 #
-# Machines of eight GPUs train the ZeRO paper's model of 7.5 billion parameters, in 16 bits. How many GB leave a
-# machine in a step, over one ring through all ranks, and with shards inside a machine? One ring leaves each machine
-# once, with what every rank sends. Hybrid shards cross in eight all-reduces, each of an eighth.
+# Machines of eight GPUs train the ZeRO paper's model of 7.5 billion parameters, in 16 bits. How many GB leave a machine
+# in a step, with one ring through all ranks, and with hybrid shards? The ring leaves a machine at one rank, with what
+# every rank sends. Hybrid shards cross in eight all-reduces, each of an eighth.
 
 
 # %%
@@ -1134,19 +1119,19 @@ for machines in (2, 8, 64):
     )
 
 # %% [markdown]
-# *With one ring nearly three times the parameters' bytes leave each machine, with hybrid shards less than twice.
+# *With one ring nearly three times the parameters' bytes leave each machine, with hybrid shards less than two times.
 # The all-reduces of hybrid shards can hide behind backward, while a gather is needed at once.*
 #
 # ## 8. On a cluster
 #
-# * **The mesh.** It decides what stays inside: `init_device_mesh("cuda", (machines, 8),
+# * **The mesh.** It decides what stays inside a machine: `init_device_mesh("cuda", (machines, 8),
 #   mesh_dim_names=("replicate", "shard"))`. The last dimension is the one whose ranks are neighbours.
 # * **Accumulate.** Reduce in every backward, unless memory is plentiful: whole gradients are what sharding has just
 #   saved.
-# * **Checkpoints.** Each gets a folder of its own, which gets its name when it is whole, as in `cluster/train.py`.
-# * **Clipping.** With tensor parallelism on a part of the layers, take the norm of each mesh and clip with the norm
-#   of all: section 4.
-# * **Explicit prefetch.** The host asks for a gather only when its own Python gets there. Where that is too late, say
+# * **Checkpoints.** Each has its own folder, which gets its name when it is whole, as in `cluster/train.py`.
+# * **Clipping.** With tensor parallelism on a part of the layers, take the norm on each mesh and clip by the norm of
+#   all: section 4.
+# * **Explicit prefetch.** The host asks for a gather only when its Python gets there. Where that is too late, say
 #   beforehand which units follow (`set_modules_to_backward_prefetch` does the same for backward, in reversed order).
 #   Each further unit takes memory.
 #
@@ -1158,7 +1143,7 @@ for machines in (2, 8, 64):
 # * **`torch.compile`.** Block by block and before the wrapping: `block.compile()`, then `fully_shard(block)`. Equal
 #   blocks are compiled once. Two CPU ranks then ended with the parameters of one process (tried with PyTorch 2.15).
 #
-# Older code has `FullyShardedDataParallel`, FSDP1. What its names have become:
+# Older code has `FullyShardedDataParallel`, FSDP1. These are its names and today's:
 #
 # | FSDP1 | `fully_shard`, FSDP2 |
 # |---|---|
@@ -1174,11 +1159,11 @@ for machines in (2, 8, 64):
 #
 # ## 9. Remember
 #
-# 1. Not reducing between micro-batches saves messages and costs whole gradients.
+# 1. Reducing only after the last micro-batch saves messages, but keeps whole gradients.
 # 2. Recompute first, wrap second; no further gather is needed.
-# 3. Shards inside a machine, copies across: only one all-reduce of the shards leaves it.
-# 4. Tensor parallelism first, FSDP last; the ranks of a tensor group read the same rows.
-# 5. A checkpoint has a folder of its own, and its name comes last.
+# 3. With shards inside a machine and copies across, only the gradients' all-reduce leaves it.
+# 4. Tensor parallelism first, FSDP last; a tensor group's ranks read the same rows.
+# 5. A checkpoint has its own folder, which gets its name last.
 #
 # **Sources**
 #
