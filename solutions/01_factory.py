@@ -251,7 +251,7 @@ compare(
     predicted,
     measured,
     likely={
-        "As if half of the images gave half of the gradients: there is one for each parameter.": {
+        "As if half of the images gave half of the gradients: each parameter has one.": {
             "copies: bytes that rank 0 sends": 79_520
         },
         "As if gradients of parameters crossed the cut: they stay where their layer is.": {

@@ -530,7 +530,7 @@ IMAGE, KEPT = 3 * 224 * 224, 5_000_000  # assumed: numbers of an image, activati
 
 
 def memory_model(gpus, batch, parameters, inputs, activations, outputs):
-    """Bytes by kind on the first GPU, and on each helper; inputs to outputs are numbers of a row."""
+    """Bytes by kind on the first GPU, and on each helper; inputs, activations and outputs are counts for one row."""
     rows = math.ceil(batch / gpus)
     helper = {
         "parameters": 4 * parameters,
@@ -631,7 +631,7 @@ compare(
     predicted,
     measured,
     likely={
-        "You took that sentence for true. Nothing is hidden.": {"GPUs seen, not set": 1},
+        "As that sentence says. But an unset variable hides nothing.": {"GPUs seen, not set": 1},
         "As if CUDA left the wrong number out and read on.": {"GPUs seen, '0,4,1,2'": 3},
         "There is no GPU 4: four GPUs have the numbers 0 to 3.": {"GPUs seen, '0,4,1,2'": 4},
     },
@@ -647,7 +647,7 @@ environment = {name: value for name, value in os.environ.items() if name != "CUD
 program = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
 seen = int(subprocess.run(program, env=environment, capture_output=True, check=True).stdout)
 there = hardware.machine().driver_gpus or seen  # None: no driver that could be asked
-print("GPUs of this machine that a variable hides when it is not set:", there - seen)
+print("GPUs of this machine that an unset variable hides:", there - seen)
 
 # %% [markdown]
 # ### Ask the doctor

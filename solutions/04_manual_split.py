@@ -407,7 +407,7 @@ compare(
         "As if a batch began when the one before has left rank 1.": {
             "1 | 3: units for ten batches": 40
         },
-        "Half of the time of one device would need a balanced cut.": {
+        "As if the work were shared equally and no rank ever waited.": {
             "1 | 3: units for ten batches": 20
         },
     },
@@ -569,14 +569,14 @@ except RuntimeError as error:
 def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | None:
     """Forward and backward of one step through a model that is cut between ranks 0 and 1.
 
-    Called on both ranks, each with its own stage. `room` holds one tensor for each that crosses,
+    Called on both ranks, each with its own stage. `room` holds one tensor for each tensor that crosses,
     with its shape, dtype and device, contiguous; the contents mean nothing, and you may overwrite
     them. The next step may come with the same tensors.
 
     On rank 0, `data` are the inputs, and `stage(data)` returns the tuple of tensors that cross. They
-    may be not contiguous, and some may need no gradient. The function returns None. On rank 1,
-    `data` are the targets, `stage(*tensors, data)` returns the loss, a scalar, and so does the
-    function, as a float.
+    need not be contiguous, and some may need no gradient. The function returns None. On rank 1,
+    `data` are the targets, `stage(*tensors, data)` returns the loss, a scalar;
+    the function returns it as a float.
 
     Gradients are added to `.grad` of both stages' parameters, as `loss.backward()` does it: a
     parameter of rank 1 that the loss does not use keeps None, and so does one of rank 0 on which
@@ -761,7 +761,7 @@ def balanced_cuts(costs: list[float], stages: int) -> list[int]:
 
     `costs` are the layers' costs, each at least 0, in any unit: whole numbers or not, large or tiny
     (0.00001). Every stage is a run of consecutive layers, at least one. The cost of a stage is the
-    sum of its layers'.
+    sum of its layers' costs.
 
     The result has stages - 1 indices in ascending order. A cut c stands before layer c: with cuts
     [2, 5], the stages are costs[:2], costs[2:5] and costs[5:]. Any best cut will do.

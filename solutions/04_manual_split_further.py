@@ -501,7 +501,7 @@ def compare_cuts(
     first layer. The keys of the result are the strategies:
 
         "equal layers"      as many layers each; where that does not divide, the first stages have
-                            one more (as `torch.tensor_split` does it)
+                            one more (as `torch.tensor_split` does)
         "equal parameters"  what `cut` returns for the number of parameters of each layer, frozen
                             ones included
         "profiled time"     what `cut` returns for `seconds`

@@ -144,7 +144,7 @@ expected = flat(p.grad for p in whole.parameters())
 
 records, gradients = zip(*launch(two_stages, 2, 4))
 difference = check_equal(expected, [torch.cat(gradients)])
-print("gradients, largest difference to one process:", difference)
+print("gradients, largest difference from one process:", difference)
 
 # %%
 plots.gantt({"While rank 1 has micro-batch 0, rank 0 has micro-batch 1 (emulated)": records})
@@ -367,7 +367,7 @@ compare(
             "in flight on rank 3": 8,
             "on rank 0, 64 micro-batches": 64,
         },
-        "As if each F were followed by its own B at once. Only on the last rank it is.": {
+        "As if each F were followed by its own B at once. Only on the last rank is it so.": {
             "in flight on rank 0": 1
         },
         "As if eight times the micro-batches filled eight times the shelf.": {

@@ -715,7 +715,7 @@ def median(times):
 
 
 base = median(one[0][1])
-print(f"{'':28} time of a step, to one process on one core")
+print(f"{'':28} time of a step, relative to one process on one core")
 print(f"{'one process, all cores':28} {median(one_all_cores[0][1]) / base:.2f}")
 for name, ranks in pipelines.items():
     print(f"{'2 ranks, one core each, ' + name:28} {median(ranks[0][1]) / base:.2f}")

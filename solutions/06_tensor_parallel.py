@@ -116,7 +116,7 @@ plt.show()
 # each has half of the work, by what factor do the bytes that a rank hands to collectives change?
 
 # %% tags=["prediction"]
-predicted = {"collectives, row then column": 2, "bytes of a rank, of 4 against of 2": 1.0}
+predicted = {"collectives, row then column": 2, "bytes a rank hands over, 4 ranks against 2": 1.0}
 
 
 # %%
@@ -166,7 +166,7 @@ compare(
             "collectives, row then column": 1
         },
         "The work halves, but each rank's partial result is as large as the whole one.": {
-            "bytes of a rank, of 4 against of 2": 0.5
+            "bytes a rank hands over, 4 ranks against 2": 0.5
         },
     },
 )
@@ -461,8 +461,8 @@ class HeadParallelAttention(nn.Module):
     """One rank's heads of the grouped attention `full`.
 
     Of n ranks, rank r has the r-th of n equal blocks of consecutive heads, of queries as of keys and values,
-    and parameters for them alone: n ranks together hold those of `full`, and only the bias of `full.out` more
-    than once. They have `full`'s dtype, in memory of their own; `full` does not change. Raises ValueError with
+    and parameters for them alone: n ranks together hold those of `full`, and only the bias of `full.out` is held
+    more than once. They have `full`'s dtype, in memory of their own; `full` does not change. Raises ValueError with
     both numbers in its message where n does not divide `full.kv_heads`.
     """
 
@@ -705,10 +705,10 @@ compare(
     predicted,
     dict(zip(predicted, numbers)),
     likely={
-        "Those are all logits of the rank: nobody needs them.": {
+        "Those are all of the rank's logits; no other rank needs them.": {
             "numbers a token in forward": 1_024
         },
-        "The gradient of a logit is its own softmax, and the rank has all that it takes.": {
+        "The gradient of a logit is its softmax, less one at the target, and the rank has all it needs.": {
             "numbers a token in backward": 3
         },
     },
@@ -736,7 +736,7 @@ def vocabulary_parallel_cross_entropy(
 ) -> Tensor:
     """Returns the mean cross-entropy over the tokens that count, the same scalar on every rank.
 
-    `logits` (N, V_r) are those of this rank's V_r classes, one at least, which follow those of the ranks before
+    `logits` (N, V_r) are those of this rank's V_r classes, at least one, which follow those of the ranks before
     it. `targets` (N,) int64 are classes of the whole vocabulary, the same on every rank. A token whose target is
     `ignore_index`, which may be a class too, does not count; at least one token counts. As
     `nn.functional.cross_entropy(all_logits, targets, ignore_index=ignore_index)`, in the logits' dtype, and as

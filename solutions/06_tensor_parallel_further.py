@@ -289,8 +289,8 @@ class SequenceParallelNorm(nn.Module):
         """Returns the normalised whole sequence (N, T, width), the same on every rank.
 
         x (N, T/n, width) are this rank's tokens: rank r has the r-th of n equal stretches.
-        Backward starts from gradients (N, T, width) that differ: those of a loss are their sum
-        over the ranks. It gives each rank the gradient of its own tokens, and every rank the
+        Backward starts from gradients (N, T, width) that differ between the ranks; the loss's gradient
+        is their sum. It gives each rank the gradient of its own tokens, and every rank the
         gradients of the norm's parameters for all tokens.
         """
         ### BEGIN SOLUTION
@@ -464,7 +464,8 @@ def clip_and_step(rank, cut, max_norm=1.0):
 # %%
 def report_clipping(results):
     print(
-        "norm of each rank, of one process's:", [f"{norm / norm_alone:.3f}" for norm, _ in results]
+        "norm on each rank, as a share of one process's:",
+        [f"{norm / norm_alone:.3f}" for norm, _ in results],
     )
     (_, of_rank_0), (_, of_rank_1) = results
     print("norm1 after the step, between the ranks:", largest_difference(of_rank_0, [of_rank_1]))

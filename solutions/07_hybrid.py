@@ -143,7 +143,7 @@ plt.show()
 def groups_of(sizes: dict[str, int]) -> dict[str, list[list[int]]]:
     """Returns all groups of a grid of ranks, by dimension.
 
-    `sizes` has the sizes of one or more dimensions by their names, the slowest first: from rank to rank the
+    `sizes` maps the names of one or more dimensions to their sizes, the slowest first: from rank to rank the
     coordinate in the last dimension changes fastest. The result has the same names. A group is a list of ranks
     in ascending order; the groups of a dimension are in ascending order of their first ranks. A
     dimension of size 1 has groups of one rank. The sizes are at least 1.
@@ -274,7 +274,7 @@ predicted = {"tensor": 1.5, "data": 0.5}
 
 # %%
 def bytes_of_step(sizes, layers, width, tokens, parameters, number=2, neighbours=2):
-    """Sent by a rank with so many neighbours in its pipeline, on rings: {dimension: bytes}."""
+    """What a rank with `neighbours` pipeline neighbours sends, on rings: {dimension: bytes}."""
     d, p, t = sizes
     activations = tokens / d * width * number  # of one copy
     return {
@@ -292,10 +292,10 @@ compare(
     predicted,
     {name: round(four[name] / two[name], 6) for name in predicted},
     likely={
-        "As half of the work: each rank has a part of every sum, and the sum keeps its size.": {
+        "That follows the work, but each rank has a part of every sum, and the sum keeps its size.": {
             "tensor": 0.5
         },
-        "As the ranks of the group: a ring of n sends 2 (n - 1) / n of the tensor.": {
+        "That follows the number of ranks, but a ring of n sends 2 (n - 1) / n of the tensor.": {
             "tensor": 2.0
         },
     },
@@ -459,7 +459,7 @@ def batches():
 
 # %%
 def share_of_loss(logits, targets, tokens=ROWS * CONTEXT):
-    """What these rows contribute to the mean loss of a batch of so many tokens."""
+    """What these rows contribute to the mean loss of a batch of `tokens` tokens."""
     return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / tokens
 
 
@@ -650,10 +650,12 @@ compare(
     predicted,
     {name: bytes_to(name, many) / bytes_to(name, few) for name in predicted},
     likely={
-        "As the rows: there are as many gradients as parameters, whatever the batch.": {
+        "That follows the rows, but there are as many gradients as parameters, whatever the batch.": {
             "data": 2.0
         },
-        "As the parameters: the sums inside a block are over activations.": {"tensor": 1.0},
+        "That follows the parameters, but the sums inside a block are over activations.": {
+            "tensor": 1.0
+        },
     },
 )
 
@@ -849,7 +851,7 @@ compare(
     predicted,
     {"rank 3 holds": by_global_rank[3]},
     likely={
-        "That of the member with data coordinate 1, itself; but src is a global rank.": {
+        "That is the member with data coordinate 1, rank 3 itself; but src is a global rank.": {
             "rank 3 holds": 3
         }
     },

@@ -339,9 +339,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """Updates all parameters as `optimizer_cls(params, **kwargs)` does; a rank has a part of the state.
 
     `params` are parameters or parameter groups, the same on every rank; `optimizer_cls` is any
-    optimizer whose update of a parameter needs no other one. Every parameter has one owner, also when
-    it is frozen; a tied one comes once, as `model.parameters()` gives it. Counted in elements, no rank
-    owns more than an equal share and one parameter more.
+    optimizer whose update of a parameter needs no other one. Every parameter has one owner, even if
+    it is frozen; a tied one comes once, as `model.parameters()` gives it. No rank owns more
+    elements than an equal share plus those of one parameter.
 
     `param_groups` has all parameters with all options. `state` has those of this rank only, so that
     `state_dict()` is this rank's part, and `load_state_dict()` takes it back.

@@ -519,7 +519,7 @@ def error_of_loading(rank, folder):
         return type(error).__name__
 
 
-print("and if somebody loads the torn one:", launch(error_of_loading, 1, torn)[0])
+print("loading the torn one raises:", launch(error_of_loading, 1, torn)[0])
 
 # %% [markdown]
 # A checkpoint does get lost when every save goes into the *same* folder. The old `.metadata` is still there when only
@@ -744,7 +744,7 @@ from course_exercises import check, hint
 
 # %% nbgrader={"grade_id": "8.3", "solution": true}
 class FlatLayout:
-    """How tensors of the given shapes lie in one vector that n ranks share out.
+    """How tensors of the given shapes lie in one vector that n ranks share.
 
     They lie end to end, in their order, each in row-major order; then come the zeros. `shard_size` is
     the number of elements of a shard, the same for every rank and as small as possible.
@@ -1012,7 +1012,7 @@ check("8.4", MiniFSDP)
 
 # %%
 def on_device_of(parameter: nn.Parameter, value: object) -> object:
-    """A tensor moves to the parameter; not a number, nor Adam's `step`, which stays on the CPU."""
+    """Tensors move to the parameter's device; numbers and Adam's `step` stay where they are."""
     moves = torch.is_tensor(value) and value.dim() > 0
     return value.to(parameter.device) if moves else value
 
@@ -1030,7 +1030,7 @@ def checkpoint_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict) -> None:
-    """Puts a part that was saved on this rank, or resharded for it, back."""
+    """Puts back a part that was saved on this rank or resharded for it."""
     for name, kept in model.module.named_parameters():
         kept.data.copy_(checkpoint["parameters"][name])
         if name in checkpoint["optimizer"]:

@@ -391,7 +391,7 @@ def traffic_of(model: Model, layout: Layout, seq: int, stage: int) -> dict[str, 
     forward and backward; with recompute "full" the forward pass runs twice. Stages: for each
     micro-batch a tensor rank's part of s b W numbers to the next stage, and their gradients to the
     one before. Data ranks, of 12 W^2 / t numbers a layer: an all-reduce of the gradients, once a step,
-    or with ZeRO 1 and 2 its two halves. With ZeRO 3, which comes with pp = 1 only, a reduce-scatter of the
+    or with ZeRO 1 and 2 a reduce-scatter and an all-gather, which send as much. With ZeRO 3, which comes with pp = 1 only, a reduce-scatter of the
     gradients once a step, and an all-gather of the parameters before every forward and every backward
     pass of a micro-batch; with recompute "full" the second forward pass uses those of the backward pass.
     """
@@ -746,8 +746,8 @@ compare(
     predicted,
     {"fullest stage": fullest},
     likely={
-        "It has the most micro-batches in flight, and a layer less.": {"fullest stage": 0},
-        "It has the logits, and a single micro-batch in flight.": {"fullest stage": 15},
+        "It has the most in flight, but a layer less.": {"fullest stage": 0},
+        "It has the logits, but the least in flight.": {"fullest stage": 15},
     },
 )
 

@@ -264,7 +264,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | batch sampler | what yields the lists of indices that make the batches of a `DataLoader` | [09](09_elastic.ipynb) |
 # | block | an attention and an MLP with their norms: what a transformer repeats | [06](06_tensor_parallel.ipynb) |
 # | broadcast | a collective: one rank's tensor goes to all | [03](03_ddp.ipynb) |
-# | bubble | the time in which ranks of a pipeline wait, as a share of the time in which they work | [05](05_pipeline.ipynb) |
+# | bubble | the time in which ranks of a pipeline wait for each other | [05](05_pipeline.ipynb) |
 # | bucket | several gradients in one message | [03](03_ddp.ipynb) |
 # | budget | of the capstone: the most that a rank may hold at any moment, and send in a step | [13](13_capstone.ipynb) |
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |

@@ -39,7 +39,7 @@ NUMBER, FIGURE = 40 / 60, 1.0  # minutes
 SLACK = 0.5  # minutes by which a build must leave the minute that is kept, to change it
 TABLE = chapters.MINUTES
 SKIM = re.compile(r"\s*(from \S+ )?import |.*\b(plt|plots|figures?|ax|axes)\b")
-SHOWS = re.compile(r"\bplt\.show\(|\bexplorers?\.")
+SHOWS = re.compile(r"\bplt\.show\(|\bExplorer\(")
 EXERCISE = re.compile(r"\d+\.\d+ |.*\bExercises?\b")
 Table = dict[str, dict[str, int]]
 

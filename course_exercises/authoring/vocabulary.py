@@ -233,13 +233,13 @@ MISTAKES = [
     ),
     Mistake(
         "sum-not-mean",
-        "Your {things} are as many times too large as there are ranks. `all_reduce` adds, and the division is "
+        "Your {things} are too large by a factor of the number of ranks. `all_reduce` adds, and the division is "
         "yours: once, by `dist.get_world_size()`.",
         lambda got, known: known.wants_mean and known.divided(got, by=1),
     ),
     Mistake(
         "summed-again",
-        "Your {things} are as many times too large as there are ranks, as after one sum over the ranks too many: "
+        "Your {things} are too large by a factor of the number of ranks, as after one sum over the ranks too many: "
         "each of them had the whole already.",
         lambda got, known: (
             known.ranks > 1 and same(got, [times(e, known.ranks) for e in known.expected])

@@ -38,7 +38,7 @@ def sites() -> Figure:
     kinds = ["data: same place, other line", "pipeline: next stations", "tensor: same station"]
     handles = [Patch(color=color) for color in DIMENSIONS.values()]
     ax.legend(handles, kinds, loc="lower center", ncols=3, borderaxespad=0)
-    ax.set_title("A building exchanges with three others, one in each direction")
+    ax.set_title("A building exchanges with three others, one for each reason")
     return figure
 
 

@@ -28,7 +28,7 @@ def pages() -> Figure:
     frame = {"fill": False, "edgecolor": plots.COLORS["communication"], "linewidth": 2}
     ax.add_patch(Rectangle((0.95, 0.98), 4.95, 0.87, **frame))
     for y, words in [
-        (2.75, "used before,\nthe copies are thrown away"),
+        (2.75, "already used,\nthe copies are thrown away"),
         (1.42, "in use"),
         (0.5, "still to come"),
     ]:

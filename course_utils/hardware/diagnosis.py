@@ -177,7 +177,7 @@ def _of_machine(m: Machine) -> Iterator[Finding]:
             "visible-late",
             f"{_visible(m)} now, which shows {_gpus(len(m.selected()))}, but CUDA started in "
             f"this process with {m.started_gpus}",
-            "restart the kernel and set the variable before anything touches CUDA (at best in "
+            "restart the kernel and set the variable before anything touches CUDA (preferably in "
             "the shell); torch.cuda.is_available() already does",
         )
     elif m.visible is not None:
@@ -309,7 +309,7 @@ def _of_devices(s: Setup, gpus: int) -> Iterator[Finding]:
         )
     if batch_on_cpu:
         if wrapped:
-            what = "scatter copies it to the GPUs by itself, but the labels' loss will not fit"
+            what = "scatter copies it to the GPUs by itself, but labels left on the CPU make the loss fail"
         elif model_on_cpu:
             what = "as the model is"
         else:

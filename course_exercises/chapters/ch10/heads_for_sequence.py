@@ -52,7 +52,7 @@ swapping = Exercise(
         "these, or their mean: add them up.",
         "gradient-not-exchanged": "Your gradients come home in another shape or place. Backward undoes the exchange: cut the "
         "gradient along the tokens, send piece s to rank s, and join what comes along the heads.",
-        "gradient-scaled": "Your gradients are as many times too large or too small as there are ranks. Numbers that only "
+        "gradient-scaled": "Your gradients are too large or too small by a factor of the number of ranks. Numbers that only "
         "move are not added up or averaged.",
     },
     failures={
