@@ -28,14 +28,13 @@ hardware.report()
 print(hardware.doctor())
 
 # %% [markdown]
-# The report is about *your* machine: the device of each process, and why a GPU might stay idle. All other
-# outputs of this chapter are the same everywhere.
+# The report is about *your* machine. All other outputs of this chapter are the same everywhere.
 
 # %% [markdown]
 # ## 1. The factory: several buildings, one order
 #
 # Think of training as an order that a factory has to fill. Several buildings fill it faster than one, if
-# they agree on who does what and exchange their results at the right moment.
+# they agree on who does what.
 
 # %%
 figures.round_of_trucks()
@@ -317,7 +316,6 @@ launch(add_numbers, 2)
 #
 # In a **star**, every rank sends its tensor to rank 0, which adds them up and sends the sum back. In a **ring**, each
 # rank talks to its neighbours only. Move the slider and compare how many tensors the busiest rank sends and receives.
-# You will build the ring in chapter 3.
 
 # %%
 Explorer(figures.star_and_ring, ranks=(2, 8, 4))

@@ -432,8 +432,8 @@ plt.show()
 # *Four heads of queries share two of keys and values. Cut in two at the dashed line, the stored matrix would give
 # rank 0 all queries and no keys.*
 #
-# The number of ranks has to divide the number of heads of keys. GPT-2's 12 heads on 8 GPUs raise *shape ... is
-# invalid for input of size ...* ([an issue](https://github.com/karpathy/build-nanogpt/issues/17)).
+# The number of ranks has to divide the number of heads of keys. GPT-2's 12 heads on 8 GPUs raise
+# *shape ... is invalid for input of size ...* ([an issue](https://github.com/karpathy/build-nanogpt/issues/17)).
 
 
 # %%
