@@ -185,7 +185,7 @@ WRONG |= {
     ("3.7", "not-every-rank"): [
         (
             "self.micro_batches = self.steps * options.accumulate * self.world",
-            "self.micro_batches = self.steps * options.accumulate * self.world - 1",
+            "self.micro_batches = self.steps * options.accumulate * self.world - (self.world > 1)",
         ),
         ("for _ in range(steps):", "while True:"),
         (
