@@ -42,9 +42,9 @@ from course_utils.launch import RankFailure
 
 _VERSIONS = Path(__file__).parents[1] / "mine"
 EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
-# So many windows that the last ones of an epoch fill no batch, on 1, 2 and 4 ranks as many, and that those held out
-# do not divide by the ranks.
-_WINDOWS = range(46, 50)
+# So many windows that the last ones of an epoch fill no batch, on 1, 2 and 4 ranks as many, and that neither they nor
+# those held out divide by the ranks.
+_WINDOWS = 47, 49
 _TORN = 10_000  # bytes of a file at which it is torn: less than what a rank saves, and more than it prints
 
 
@@ -313,16 +313,15 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
     optimizers, batches, stepped, fresh, gradients, synced, made = [], [], [], [], [], [], [0]
 
     def on_first_step(optimizer: Optimizer, *_) -> None:
-        if not fresh and _has_gradients(optimizer):
-            gradients.append(
-                torch.cat([_part(each.grad).flatten() for each in _learning(optimizer)])
-            )
+        if not fresh and not _of_zeros(optimizer):
+            of_rank = [_part(each.grad).flatten() for each in _learning(optimizer)]
+            gradients.append(torch.cat([torch.empty(0), *of_rank]))
             states = [value for state in optimizer.state.values() for value in state.values()]
             moments = [_part(value) for value in states if isinstance(value, Tensor)]
             fresh.append(not any(moment.any() for moment in moments if moment.dim()))
 
     def on_step(optimizer: Optimizer, *_) -> None:
-        if not _has_gradients(optimizer):  # get_state_dict makes the state so
+        if _of_zeros(optimizer):
             return
         optimizers.append(optimizer)
         stepped.append(batches[-1])
@@ -371,8 +370,10 @@ def _strike(number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(_part(each.grad).any() for each in _learning(optimizer))
+def _of_zeros(optimizer: Optimizer) -> bool:
+    """Whether it is the step with which get_state_dict makes an optimizer's state."""
+    learning = _learning(optimizer)
+    return bool(learning) and not any(_part(each.grad).any() for each in learning)
 
 
 def _learning(optimizer: Optimizer) -> list[Tensor]:

@@ -52,6 +52,7 @@ def _batch(rank):
 
 def _own_world(rank):
     dist.new_group([0, 1])
+    dist.barrier()  # one rank may have the new group while the other still connects
     dist.destroy_process_group()
     dist.init_process_group("gloo")
     return _sum(rank)
