@@ -33,7 +33,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from course_exercises.authoring.compare import Wrong
+from course_exercises.authoring.compare import Wrong, expect
 from course_exercises.authoring.draw import Draw
 from course_exercises.authoring.framework import Exercise, run
 from course_exercises.authoring.ranks import kill_in_a_write
@@ -185,9 +185,8 @@ class Script:
 
     path: Path
     _text: str = ""
-    _sentences: list[str] = field(
-        default_factory=list
-    )  # of different lengths, each with its own first letters
+    # Of different lengths, each with its own first letters.
+    _sentences: list[str] = field(default_factory=list)
     _runs: dict[tuple, list[Ran | None]] = field(default_factory=dict)
 
     def on(self, ranks: int, draw: Draw, **options: int) -> Ran:
@@ -272,6 +271,12 @@ class Script:
         letters = sorted(set(self._text))
         cut = [self._text[i * CONTEXT : (i + 1) * CONTEXT] for i in range(self.number)]
         return [cut.index("".join(letters[token] for token in row)) for row in batch.tolist()]
+
+
+def trains_as_before(script: Script, draw: Draw) -> None:
+    """The first requirement of a stage: one rank runs it to the end, in a process group."""
+    ran = script.on(1, draw)
+    expect([rank.groups for rank in ran.ranks], [1], what="groups made", likely={"no-group": [0]})
 
 
 def _log(path: Path) -> list[dict]:
