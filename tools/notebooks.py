@@ -72,7 +72,7 @@ class Copy:
         return [dataclasses.replace(title, source=f"{head}\n\n*{line}*\n{text}"), *rest]
 
     def problem(self) -> str | None:
-        """Why the stored notebook is not the one that the source gives; None if it is.
+        """Why the stored notebook is not the one that the source gives, or what it should not print.
 
         Its cells count, not the file: another answer leaves the learner's copy as it is.
         """
@@ -89,7 +89,7 @@ class Copy:
             )
         if stored.metadata["course"]["cells"] != self.fresh().metadata["course"]["cells"]:
             return f"{self.name} does not match {self.source}: run `make notebooks`."
-        return None
+        return self.truths(stored)
 
     def reusable(self) -> nbformat.NotebookNode | None:
         """The stored notebook, if the build left it so and its code cells are the source's."""
@@ -126,10 +126,6 @@ class Copy:
         """What is wrong with the truth values that it prints."""
         sentence = None if self.chapter in limits.NOT_YET else printed.problem(notebook)
         return f"{self.name}: {sentence}" if sentence else None
-
-    def stored_truths(self) -> str | None:
-        """The same of the stored notebook."""
-        return self.truths(nbformat.read(self.path, as_version=4))
 
     def _failure(self, error: ExecutionError) -> str:
         cell = self.cells[error.cell]
@@ -219,7 +215,7 @@ def check(root: Path, names: list[str]) -> None:
             problems += error.problems
             continue
         checked += len(copies)
-        problems += filter(None, (copy.problem() or copy.stored_truths() for copy in copies))
+        problems += filter(None, (copy.problem() for copy in copies))
     if not names:
         problems += _strays(root)
         problems += [] if problems else minutes.problems(root)
