@@ -32,7 +32,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 def equal(some: Tensor, others: Iterable[Tensor]) -> bool:
     """Whether none of `others`, such as a vector from each rank, is more than 1e-5 from `some`."""
-    return all((some - other).abs().max().item() <= TOLERANCE for other in others)
+    return largest_difference(some, others) <= TOLERANCE
 
 
 def largest_difference(some: Tensor, others: Iterable[Tensor]) -> Difference:

@@ -508,6 +508,15 @@ def test_a_failing_cell_stops_the_build(
 # --- strict nbval can fail ---------------------------------------------------------------------
 
 
+def nbval_of(course: Path) -> str:
+    """What strict nbval says of a course's notebooks, with the project's own configuration."""
+    root = notebooks.ROOT
+    command = [sys.executable, "-m", "pytest", "-rf", "--color=no", "--nbval", "-c"]
+    command += [root / "pyproject.toml", "--rootdir", root, course / "notebooks"]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    return run.stdout
+
+
 def test_nbval_sees_a_changed_number_but_no_changed_picture(course: Path) -> None:
     original = (course / "notebooks/09_tiny.ipynb").read_text()
     notebook = json.loads(original)
@@ -515,12 +524,9 @@ def test_nbval_sees_a_changed_number_but_no_changed_picture(course: Path) -> Non
     (course / "notebooks/picture.ipynb").write_text(json.dumps(notebook))
     assert '"42"' in original
     (course / "notebooks/number.ipynb").write_text(original.replace('"42"', '"43"'))
-    root = notebooks.ROOT
-    command = [sys.executable, "-m", "pytest", "-rf", "--color=no", "--nbval", "-c"]
-    command += [root / "pyproject.toml", "--rootdir", root, course / "notebooks"]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
-    assert "1 failed, 17 passed" in run.stdout, run.stdout
-    assert "number.ipynb::Cell 3" in run.stdout
+    printed = nbval_of(course)
+    assert "1 failed, 17 passed" in printed, printed
+    assert "number.ipynb::Cell 3" in printed
 
 
 def test_nbval_leaves_out_rounding_and_nothing_else(course: Path) -> None:
@@ -530,12 +536,9 @@ def test_nbval_leaves_out_rounding_and_nothing_else(course: Path) -> None:
         cell.outputs, cell.execution_count = [output], 1
         notebook = nbformat.v4.new_notebook(cells=[cell])
         nbformat.write(notebook, course / "notebooks" / f"{name}.ipynb")
-    root = notebooks.ROOT
-    command = [sys.executable, "-m", "pytest", "-rf", "--color=no", "--nbval", "-c"]
-    command += [root / "pyproject.toml", "--rootdir", root, course / "notebooks"]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
-    assert "1 failed" in run.stdout, run.stdout
-    assert "wrong.ipynb::Cell 0" in run.stdout
+    printed = nbval_of(course)
+    assert "1 failed" in printed, printed
+    assert "wrong.ipynb::Cell 0" in printed
 
 
 def test_no_kernel_of_the_tests_waits_for_a_port(course: Path) -> None:
