@@ -94,6 +94,7 @@ def run_in_terminal(
     TimeoutError with a sentence then.
     """
     own = {"GLOO_SOCKET_IFNAME": loopback(), "OMP_NUM_THREADS": "1", **hardware.QUIET}
+    own["PYTHONUNBUFFERED"] = ""  # else a line and its end are two writes: ranks' lines would mix
     if "--max-restarts" in command:  # each start of the ranks meets in a store of its own
         own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with (

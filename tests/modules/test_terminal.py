@@ -50,6 +50,12 @@ def test_torchrun_starts_ranks_that_meet(tmp_path):
     assert torchrun(2, script, "all") == "all: 2 ranks\n"
 
 
+def test_a_rank_writes_whole_lines_where_python_is_told_not_to_buffer(monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    asked = "import sys; print(sys.stdout.write_through)"
+    assert run_in_terminal(sys.executable, "-c", asked) == "False\n"
+
+
 def test_what_a_rank_says_is_shown_and_not_torchruns_own_traceback(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit('no such street')")
