@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
@@ -64,7 +65,7 @@ plt.show()
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | site, foreman | **node**, **agent** | a machine, and the process on it that `torchrun` is: it starts and watches the ranks of the node, its **workers** |
+# | site, foreman | **node**, **agent** | a machine, and the process `torchrun` on it, which starts and watches the ranks there, its **workers** |
 # | all buildings of a shift | **worker group** | all workers that train together; it starts and ends as a whole |
 # | register | **rendezvous** | where agents agree on who takes part and which worker has which rank |
 # | signing again now and then | **keep-alive** | an agent that is silent for too long is struck off |
@@ -215,7 +216,7 @@ compare(
 # $$L(\tau) = \frac{C}{\tau} + \frac{\tau/2 + R}{M}, \qquad \text{lowest at} \qquad \tau^* = \sqrt{2\,C\,M} .$$
 #
 # The first term is paid once in every interval, the second once in every $M$. The formula for $\tau^*$ is that of
-# Young (1974); Daly (2006) has the next terms. A recovery moves the curve up and not sideways.
+# Young (1974). A recovery moves the curve up and not sideways.
 
 # %%
 for save in (0.1, 1, 10):
@@ -293,8 +294,9 @@ def supervise(program, workers, max_restarts):
     for life in range(max_restarts + 1):
         group = start_workers(program, workers, life)
         try:
-            while not (death := who_died(group)) and any(w.poll() is None for w in group):
+            while not who_died(group) and any(worker.poll() is None for worker in group):
                 time.sleep(0.02)  # the monitor interval
+            death = who_died(group)
         finally:
             for worker in group:
                 worker.kill()
@@ -349,7 +351,7 @@ saved = {name: part.state_dict() for name, part in undisturbed.items()}
 saved |= {"position": 6, "random numbers": torch.get_rng_state()}
 on_disk = io.BytesIO()  # unlike `saved`, it does not change when the training goes on
 torch.save(saved, on_disk)
-losses = train_steps(undisturbed, 6, 6)
+train_steps(undisturbed, 6, 6)
 expected = flat(undisturbed["model"].parameters())
 
 
@@ -365,14 +367,11 @@ def resumed_without(left_out):
 
 
 # %%
-parameters, last = resumed_without(None)
-print(
-    f"nothing left out: largest difference {check_equal(expected, [parameters])}, loss {last:.3f}"
-)
-for name in saved:
-    parameters, last = resumed_without(name)
-    difference = largest_difference(expected, [parameters])
-    print(f"without {name:15} largest difference {difference}, loss {last:.3f}")
+for left_out in ("nothing", *saved):
+    parameters, last = resumed_without(left_out)
+    compared = check_equal if left_out == "nothing" else largest_difference
+    difference = compared(expected, [parameters])
+    print(f"without {left_out:15} largest difference {difference!s:6} loss {last:.3f}")
 
 # %% [markdown]
 # A complete checkpoint has five parts: **model, optimizer, scheduler, position in the data, random numbers**. With
@@ -799,26 +798,6 @@ def newest_checkpoint(folder):
 
 
 # %% [markdown]
-# Damage the newest of three checkpoints by a single bit.
-
-# %%
-sys.modules.pop("elastic_files", None)  # you may have changed the file
-import elastic_files as files
-
-
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-folder = empty("three")
-for step in (1, 2, 3):
-    files.write_checkpoint(folder, {"step": step, "weights": torch.ones(1000)})
-flip_a_bit(max(folder.glob("step-*.pt")))
-print("newest good checkpoint: step", files.newest_checkpoint(folder)["step"])
-
-# %% [markdown]
 # A sharded state is a folder with files from all ranks (chapter 8). It follows the same rule: all ranks write into a
 # folder that no start looks at, and when the last one is done, rank 0 renames it.
 
@@ -969,8 +948,19 @@ dist.destroy_process_group()
 predicted = {"steps computed": 20 + (5 - 3) + (11 - 6) + (14 - 12)}
 
 # %%
+sys.modules.pop("elastic_files", None)  # you may have changed the file
+import elastic_files as files
+
 from course_hosts.nodes import Nodes
 
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# %%
 folder = empty("night_shift")
 with Nodes(folder, "scratch/elastic_train.py") as nodes:
     torch.save((images, labels), folder / "data.pt")
@@ -1127,7 +1117,7 @@ def fault_tolerant(snapshot, epochs):
 
 
 snapshot = empty("snapshot") / "snapshot.pt"
-fault_tolerant(snapshot, epochs=2)  # the first life ends after two epochs of four
+fault_tolerant(snapshot, epochs=2)  # the first life: two epochs of four
 resumed = fault_tolerant(snapshot, epochs=4)
 print("largest difference from the undisturbed run:", largest_difference(expected, [resumed]))
 
@@ -1213,4 +1203,3 @@ explore.Explorer(
 # * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section
 #   3.3.4.
 # * J. W. Young, *A first order approximation to the optimum checkpoint interval*, CACM 17(9), 1974.
-# * J. T. Daly, *A higher order estimate of the optimum checkpoint interval for restart dumps*, FGCS 22(3), 2006.
