@@ -75,8 +75,8 @@ plt.show()
 # %% [markdown]
 # ## 2. The smallest real run: a worker dies, the work is done
 #
-# This script needs no tensor. In its first life, rank 1 kills itself as the Linux kernel kills a process that takes
-# too much memory: with the signal SIGKILL (`kill -9`), which no program can catch. Rank 0 is well and waits, as in a
+# In its first life, rank 1 of this script kills itself as the Linux kernel kills a process that takes too much
+# memory: with the signal SIGKILL (`kill -9`), which no program can catch. Rank 0 is well and waits, as in a
 # collective.
 #
 # `torchrun --max-restarts 1` starts two workers. Rank 1 dies. **Predict** how many workers torchrun starts after
@@ -132,7 +132,7 @@ compare(
 #
 # | variable | meaning |
 # |---|---|
-# | `RANK`, `WORLD_SIZE` | this worker's number, and how many there are; **both can differ after a restart** |
+# | `RANK`, `WORLD_SIZE` | this worker's number, and how many there are; both can differ after a restart |
 # | `LOCAL_RANK` | its number on the node: which GPU to take |
 # | `GROUP_RANK` | the node's number |
 # | `TORCHELASTIC_RESTART_COUNT` | how often this agent has restarted its workers after a failure |
@@ -224,7 +224,7 @@ for save in (0.1, 1, 10):
     print(f"a save of {save:3} min: best every {best:2.0f} min, saves and lost work {share:3.0%}")
 
 # %% [markdown]
-# The paper does not say how long a save took; the three times are assumptions. An **asynchronous** save
+# The paper does not say how long a save took; the three times are assumptions. An asynchronous save
 # (`dcp.async_save`) copies the state to the host's memory and writes it while the training goes on. Then $C$ is only
 # the time of the copy.
 
@@ -1198,8 +1198,6 @@ explore.Explorer(
 #
 # **Sources**
 #
-# * PyTorch: [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html),
-#   [rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html).
 # * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section
 #   3.3.4.
 # * J. W. Young, *A first order approximation to the optimum checkpoint interval*, CACM 17(9), 1974.

@@ -291,7 +291,8 @@ def elastic_limits(
     Of `available` nodes that the run may get, at least `fits` are needed to hold the model, and at
     most `useful` have work; `fits` is the smallest of the three. The maximum is as many as the run
     may get and has work for. `losses` nodes or workers are expected to fail in the course of the run,
-    and `joins` nodes to come back or to be added. `new_code` runs on as few nodes as hold it, and stops at its first failure.
+    and `joins` nodes to come back or to be added. `new_code` runs on as few nodes as hold it, and stops
+    at its first failure.
     """
     ### BEGIN SOLUTION
     if new_code:

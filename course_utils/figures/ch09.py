@@ -28,7 +28,7 @@ def two_sites() -> Figure:
     ax.set_title("Foremen agree in the register, and the state of the work lies in the safe")
     ax.add_patch(Rectangle((3.9, 3.2), 2.2, 1.1, facecolor="white", edgecolor=INK))
     ax.text(5.0, 4.02, "register", ha="center", va="center", weight="bold")
-    words = "at least 1 site, at most 2\nA is 0, B is 1"
+    words = "at least 1 site, at most 2\nA: 0 and 1, B: 2 and 3"
     ax.text(5.0, 3.55, words, ha="center", va="center", fontsize=9)
     ax.add_patch(Rectangle((4.35, 0.4), 1.3, 1.2, facecolor="#E8E8E8", edgecolor=INK, lw=2))
     ax.add_patch(Circle((5.0, 1.15), 0.22, facecolor="white", edgecolor=INK))
@@ -99,7 +99,9 @@ def _computed(ax: Axes, groups: list[str], events: list[dict]) -> None:
     seen, place = set(), 0
     for group in groups:
         own = [e for e in events if (e["group"], e["rank"], e["event"]) == (group, 0, "step")]
-        ax.text(place + 0.6, own[0]["step"] + 0.6, f"from step {own[0]['step'] - 1}", fontsize=9)
+        words = {"ha": "center", "va": "bottom", "fontsize": 9}
+        middle, top = place + (len(own) + 1) / 2, own[-1]["step"] + 0.4
+        ax.text(middle, top, f"from step {own[0]['step'] - 1}", **words)
         for event in own:
             place += 1
             color = RED if event["step"] in seen else plots.COLORS["forward"]
