@@ -210,8 +210,9 @@ compare(
 )
 
 # %% [markdown]
-# With an interval $\tau$ between two checkpoints, $C$ for a save and $R$ for a recovery, the share of time that is
-# lost, measured by the time of lasting work, is to first order
+# Four times as many failures come, and each loses half as much work: the loss doubles. With an interval $\tau$
+# between two checkpoints, $C$ for a save and $R$ for a recovery, the time that is lost for each unit of work that
+# lasts is, to first order,
 #
 # $$L(\tau) = \frac{C}{\tau} + \frac{\tau/2 + R}{M}, \qquad \text{lowest at} \qquad \tau^* = \sqrt{2\,C\,M} .$$
 #
@@ -377,7 +378,8 @@ for left_out in ("nothing", *saved):
 # A complete checkpoint has five parts: **model, optimizer, scheduler, position in the data, random numbers**. With
 # all five the run cannot be told from one that was never stopped.
 #
-# Look at the losses. LOSSES
+# The loss does not show it. Without optimizer, scheduler or random numbers the run still learns, and only the
+# comparison with an undisturbed run tells that it is another one.
 
 # %% [markdown]
 # ### 9.3 All that a run needs to go on (3 points)
