@@ -217,7 +217,7 @@ compare(
 # $$L(\tau) = \frac{C}{\tau} + \frac{\tau/2 + R}{M}, \qquad \text{lowest at} \qquad \tau^* = \sqrt{2\,C\,M} .$$
 #
 # The first term is paid once in every interval, the second once in every $M$. The formula for $\tau^*$ is that of
-# Young (1974). A recovery moves the curve up and not sideways.
+# Young (1974); Daly (2006) has the next terms. A recovery moves the curve up and not sideways.
 
 # %%
 for save in (0.1, 1, 10):
@@ -1203,3 +1203,4 @@ explore.Explorer(
 # * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section
 #   3.3.4.
 # * J. W. Young, *A first order approximation to the optimum checkpoint interval*, CACM 17(9), 1974.
+# * J. T. Daly, *A higher order estimate of the optimum checkpoint interval for restart dumps*, FGCS 22(3), 2006.
