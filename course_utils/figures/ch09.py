@@ -26,7 +26,7 @@ def two_sites() -> Figure:
     """Two sites, each with a foreman and two buildings; a register and a safe between them."""
     figure, ax = plots.canvas(height=3.8)
     ax.set_title("Foremen agree in the register, and the state of the work lies in the safe")
-    ax.add_patch(Rectangle((3.9, 3.2), 2.2, 1.1, facecolor="white", edgecolor=INK))
+    ax.add_patch(Rectangle((3.65, 3.2), 2.7, 1.1, facecolor="white", edgecolor=INK))
     ax.text(5.0, 4.02, "register", ha="center", va="center", weight="bold")
     words = "at least 1 site, at most 2\nA: 0 and 1, B: 2 and 3"
     ax.text(5.0, 3.55, words, ha="center", va="center", fontsize=9)
@@ -41,7 +41,7 @@ def two_sites() -> Figure:
         for place, x in enumerate((left + 0.3, left + 1.75)):
             rank = 2 * site + place
             plots.building(ax, x, 0.5, width=1.15, height=1.0, label=str(rank), color="white")
-        register, safe, door = [((3.85, 3.75), 4.3, 3.35), ((6.15, 3.75), 5.7, 6.65)][site]
+        register, safe, door = [((3.6, 3.75), 4.3, 3.35), ((6.4, 3.75), 5.7, 6.65)][site]
         plots.arrow(ax, (left + 1.6, 2.95), register, bend=0.2 * (2 * site - 1))
         plots.arrow(ax, (door, 1.0), (safe, 1.0), color=plots.COLORS["update"])
     return figure
