@@ -247,7 +247,6 @@ class Worker:
         """A line of the diary; `at` in seconds since 1970, where it is not now."""
         line = {"event": event, "time": at or time.time(), "node": self.node, "step": step}
         line |= {"group": self.group, "rank": self.rank, "ranks": self.ranks}
-        line["restarts"] = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         with self._diary.open("a") as diary:
             print(json.dumps(line), file=diary)
 
@@ -342,19 +341,3 @@ class Nodes(Agents):
     def _hopeless(self) -> str:
         ended = all(agent.poll() is not None for agent in self.agents.values())
         return " (all agents have ended)" if ended else ""
-
-    def restarts_counted(self, node: str) -> int:
-        """The restarts that the node's agent has counted."""
-        return max(event["restarts"] for event in self.events() if event["node"] == node)
-
-    def recoveries(self) -> list[tuple[float, float]]:
-        """For everything that happened after the first two nodes had started: seconds until a new
-        worker is born, and from there until the group can train."""
-        found = []
-        for (when, _, _), group in zip(self.happened[2:], self.groups[1:]):
-            own = [e for e in self.events() if e["group"] == group]
-            first = own[0]["step"]
-            born = min(e["time"] for e in own if e["event"] == "born")
-            ready = max(e["time"] for e in own if (e["event"], e["step"]) == ("held", first))
-            found.append((born - when, ready - born))
-        return found

@@ -1,18 +1,16 @@
 # %% [markdown]
 # # 9. Elastic training, further: who died and why, who hangs, and what waiting costs
 #
-# In the lesson a run goes on when workers and nodes are killed. This notebook is about what remains
-# open there: why a worker died, why a position in the data can be wrong though somebody keeps it, how
-# an agent finds a rank that hangs, what torchrun's options cost, how replicas go on without a restart, and what a
-# killed launcher leaves behind.
-# Then cells run over two hosts, and one of these falls silent. You also choose the limits of four runs.
+# In the lesson a run goes on when workers and nodes are killed. This notebook is about what remains open there: why a
+# worker died, why a position in the data can be wrong although somebody keeps it, how an agent finds a rank that
+# hangs, what torchrun's options cost, how replicas go on without a restart, what a killed launcher leaves behind, and
+# how cells run over several hosts.
 #
-# Run the parts in their order: some use what an earlier one defines. None needs an answer of the lesson.
-# The notebook kills processes with signals and needs Linux or macOS.
+# Run the parts in their order. None of them needs an answer of the lesson. The notebook kills processes with signals
+# and needs Linux or macOS.
 
 # %% tags=["nbval-ignore-output"]
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -27,23 +25,22 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: what a foreman does not see
 #
-# The lesson's foreman stands at the door and counts who goes home. He does not see why somebody left, nor
-# that somebody stands before his machine and does not move. If the foreman is carried off himself, his workers
-# stand at their machines all night. And the list of the orders that were handed out is not the list of
-# those that were done.
+# The lesson's foreman sees which building has stopped. He does not see why, and he does not see a building in which
+# nobody moves any more. If the foreman himself is gone, his buildings wait all night. And the list of material that
+# was handed out is not the list of material that was used.
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | a note left at the door | the **error file** | why a worker died, for its agent |
-# | a bell after every piece | **heartbeat** | says that a worker does something |
-# | workers without a foreman | **orphans** | processes that outlive their launcher |
-# | orders handed out ahead | `prefetch_factor` | batches that a loader asks for before they are needed |
+# | a note at the door | **error file** | why a worker died, for its agent |
+# | a bell after every piece | **heartbeat** | says that a worker still does something |
+# | buildings without a foreman | **orphans** | processes that outlive their launcher |
+# | material handed out ahead | `prefetch_factor` | batches that a loader asks for before they are needed |
 #
 # ## 2. The smallest real run: a note at the door
 #
-# Worker 1 of two fails, worker 0 waits for it. All that an agent sees of a process that has ended is its exit
-# code. With the decorator `record` a worker leaves more: it writes its exception into an error file, whose
-# name the agent gave it ([error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html)).
+# Worker 1 of two fails, and worker 0 waits for it. All that an agent sees of a process that has ended is its exit
+# code. With the decorator `record` a worker leaves more: it writes its exception into an error file, whose name it
+# got from the agent ([error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html)).
 
 # %%
 from course_utils.lesson.terminal import scratch, torchrun
@@ -86,21 +83,20 @@ for arguments in ([], ["recorded"]):
     print(*root_cause(*arguments), sep="\n", end="\n\n")
 
 # %% [markdown]
-# Without it, a link to the manual. With it, the exception and its lines. On one machine the worker's own
-# traceback is in the terminal anyway; on a hundred nodes it is in one of a hundred logs, and the agent's report
-# is what you read first. It costs one line: `@record` above `main`.
+# Without `record`, the agent's report has a link to the manual. With it, the report has the exception and its lines.
+# On a hundred nodes a worker's own traceback is in one of a hundred logs, and the agent's report is what you read
+# first. This costs one line: `@record` above `main`.
 #
 # ## 3. Predict, then measure: the loader runs ahead
 #
-# A checkpoint holds the position in the data. Who knows it? A sampler that counts what it hands out seems to
-# know, as that of exercise 9.2. But a `DataLoader` with worker processes asks for batches before they are
-# needed: `prefetch_factor` of them, 2 if nothing is said, for each worker process.
+# A checkpoint holds the position in the data. A sampler that counts what it hands out, as in exercise 9.2, seems to
+# know it. But a `DataLoader` with worker processes fetches batches before the loop asks for them, so that the loop
+# does not wait: `prefetch_factor=2` batches ahead for each worker process.
 #
-# **Predict** for no worker process, for one, and for one with `prefetch_factor=4`: how many batches has the
-# sampler handed out when the loop has trained on 3?
+# **Predict** how many batches the sampler has handed out when the loop has trained on 3.
 
 # %% tags=["prediction"]
-predicted = {"no worker": 3, "one": 3 + 2, "one, prefetch_factor=4": 3 + 4}
+predicted = {"no worker process": 3, "two worker processes": 7}
 
 # %%
 from torch.utils.data import DataLoader, Sampler
@@ -126,37 +122,42 @@ def handed_out(trained=3, **options):
     return sampler.handed_out
 
 
+measured = {
+    "no worker process": handed_out(),
+    "two worker processes": handed_out(num_workers=2),
+}
+
 # %%
-options = [{}, {"num_workers": 1}, {"num_workers": 1, "prefetch_factor": 4}]
 compare(
     predicted,
-    {name: handed_out(**each) for name, each in zip(predicted, options)},
-    {
-        "As if the loader asked when the loop does.": dict.fromkeys(predicted, 3),
-        "What is under way; the 3 that were trained on come on top.": {
-            "one": 2,
-            "one, prefetch_factor=4": 4,
+    measured,
+    likely={
+        "As if the loader asked when the loop does.": {"two worker processes": 3},
+        "Two batches ahead for each of two processes.": {"two worker processes": 5},
+        "That is what is under way. The 3 that were trained on come on top.": {
+            "two worker processes": 4
         },
     },
 )
 
 # %% [markdown]
-# A checkpoint with the sampler's own count loses the difference: 2 batches that nobody trains on, at each
-# restart; with 8 worker processes it would be 16. Nothing fails, and no loss shows it.
+# A checkpoint with the sampler's own count loses the difference: 4 batches that nobody trains on, at each restart.
+# Nothing fails, and no loss shows it. There are two repairs.
 #
-# Two repairs. The training loop counts: position = steps done x global batch, and the sampler is *told*
-# where to begin. Or the loader counts: `StatefulDataLoader` of torchdata takes the place of `DataLoader`,
-# and its `state_dict` goes by the batches that it has given to the loop, whoever fetched ahead
-# ([documentation](https://docs.pytorch.org/data/0.8/_sources/torchdata.stateful_dataloader.rst.txt)). It
-# knows its own rank only; the global order of section 4 of the lesson remains your task.
+# * The training loop counts: the position is the number of steps done times the global batch, and the sampler is
+#   *told* where to begin.
+# * The loader counts. `StatefulDataLoader` of torchdata takes the place of `DataLoader`, and its `state_dict` counts
+#   the batches that the loop has got
+#   ([documentation](https://docs.pytorch.org/data/0.8/_sources/torchdata.stateful_dataloader.rst.txt)). It knows its
+#   own rank only, so the global order of the lesson remains your task.
 #
 # ## 4. By hand, then with PyTorch: an agent that listens, and what waiting costs
 #
 # ### An agent that listens
 #
-# The lesson's agent watches for processes that end. One that hangs is alive. The remedy is a
-# **heartbeat**: a worker gives a sign after every step, here by touching its file, and the agent acts
-# when it stays away for longer than its `patience`.
+# The lesson's agent watches for processes that end. One that hangs is alive. The remedy is a heartbeat: a worker
+# gives a sign after every step, here by touching its file, and the agent acts when no sign comes for longer than its
+# `patience`.
 
 
 # %%
@@ -187,21 +188,20 @@ def what_is_wrong(group, beats, patience):
 
 # %%
 def supervise(program, workers, max_restarts, patience):
-    """The lesson's agent, with ears. Returns what happened, in words."""
-    story = []
+    """The lesson's agent, with heartbeats. Prints what happens."""
     for life in range(max_restarts + 1):
         group, beats = start_workers(program, workers, life)
         try:
             while not (wrong := what_is_wrong(group, beats, patience)):
                 if all(worker.poll() == 0 for worker in group):
-                    return [*story, f"life {life}: all workers ended well"]
+                    print(f"life {life}: all workers ended well")
+                    return
                 time.sleep(0.02)  # the monitor interval
-            story.append(f"life {life}: {wrong}")
         finally:
             for worker in group:
                 worker.kill()
                 worker.wait()
-    return [*story, "no restarts left"]
+        print(f"life {life}: {wrong}")
 
 
 # %%
@@ -227,11 +227,10 @@ while first_life:  # the others wait, and are well
     time.sleep(0.1)
 
 # %%
-for line in supervise(program, workers=3, max_restarts=2, patience=5):
-    print(line)
+supervise(program, workers=3, max_restarts=2, patience=5)
 
 # %% [markdown]
-# The collective's time limit (lesson, section 5) says that somebody hangs. The heartbeat says who.
+# The collective's time limit (lesson, section 5) says that some rank hangs. The heartbeat says which.
 #
 # ### With PyTorch: what each option of torchrun costs
 #
@@ -243,35 +242,83 @@ for line in supervise(program, workers=3, max_restarts=2, patience=5):
 # | `keep_alive_interval` x `keep_alive_max_attempt` | 5 s x 3 | how long a silent node still counts as a member |
 # | `last_call_timeout` | 30 s | how long a round waits for more than the minimum |
 # | `join_timeout` | 600 s | how long to wait for the minimum before giving up |
-# | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; a node that joins does not count, a lost one does, because the other workers fail |
+# | `--max-restarts` | 0 | how many failures of its own workers an agent forgives |
 #
-# (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The lesson's
-# nodes have 1 s x 8, so that a busy machine is not taken for a dead node, and a last call of 2 s.
+# (These are the defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`. The lesson's nodes have 1 s x
+# 8, so that a busy machine is not taken for a dead node, and a last call of 2 s.)
 #
-# And the variable in front of the lesson's command. The agents' rendezvous has a store; the workers have one
-# too, in which `init_process_group` finds the others. `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` gives every
-# worker group a new one. The default, one store that an agent keeps for all of its groups, has not always
-# survived a change of members ([issue 135712](https://github.com/pytorch/pytorch/issues/135712),
-# [pull request 167302](https://github.com/pytorch/pytorch/pull/167302)).
+# Shorter times are not simply better. A keep-alive of 3 s declares a node dead that was only busy for a moment. One
+# of 10 s makes everybody wait for a node that is really gone. A last call of 2 s starts without a node that would
+# have come a second later, and then everybody restarts for it.
 #
-# Shorter times are not simply better. A keep-alive of 3 s declares a node dead that swapped for a
-# moment; one of 10 s makes everybody wait for a node that is really gone. A last call of 2 s starts
-# without a node that would have come a second later, and then everybody restarts for it.
+# The variable in front of the lesson's command is about a second store. The agents' rendezvous has one, and the
+# workers have one in which `init_process_group` finds the others. With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` every
+# worker group gets a new one. By default an agent keeps one store for all of its groups, and that has not always
+# survived a change of members ([issue 135712](https://github.com/pytorch/pytorch/issues/135712), [pull request
+# 167302](https://github.com/pytorch/pytorch/pull/167302)).
+
+# %% [markdown]
+# ### 9.5 Minimum, maximum and restarts for four situations (1 point)
 #
+# `torchrun --nnodes=MIN:MAX --max-restarts=N` needs three numbers. Here are four runs:
+#
+# | run | nodes that you may get | fewest that hold the model | most that have work | nodes or workers lost | nodes that join |
+# |---|---|---|---|---|---|
+# | new code, tried for the first time | 16 | 2 | 16 | unknown | unknown |
+# | sharded over everything that you have | 16 | 16 | 64 | 9 | 9 |
+# | two spare nodes beside eight | 10 | 4 | 8 | 6 | 2 |
+# | cheap nodes that come and go | 32 | 4 | 64 | 120 | 110 |
+#
+# A node has work if the global batch has a sample for each of its ranks. You have to know this about torchrun:
+#
+# * It starts with `MIN` nodes if no more come in time, and goes on with as few.
+# * A node beyond `MAX` waits, and takes the place of one that is lost.
+# * A failure of its own workers costs an agent one of its restarts. Where a worker or a node is lost, the workers
+#   that are left fail in their next collective: that is one restart everywhere.
+# * A node that joins restarts the workers too, but that is not counted.
+#
+# The aim is the same each time: never stop while the run could go on, never start where it cannot, and allow no more
+# restarts than you expect to need. New code is the exception. Its first failures are bugs: a restart only repeats
+# them, and each further node is one more log to read.
+
+
+# %% nbgrader={"grade_id": "9.5", "solution": true}
+def elastic_limits(
+    available: int, fits: int, useful: int, losses: int, joins: int, new_code: bool
+) -> tuple[int, int, int]:
+    """Returns the minimum and maximum of `--nnodes`, and `--max-restarts`.
+
+    Of `available` nodes that the run may get, at least `fits` are needed to hold the model, and at
+    most `useful` have work; `fits` is the smallest of the three. The maximum is as many as the run
+    may get and has work for. `losses` nodes or workers are expected to fail in the course of the run,
+    and `joins` nodes to come back or to be added. `new_code` runs on as few nodes as hold it, and stops
+    at its first failure.
+    """
+    ### BEGIN SOLUTION
+    if new_code:
+        return fits, fits, 0
+    return fits, min(available, useful), losses
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "9.5-check", "grade": true, "points": 1, "locked": true}
+check("9.5", elastic_limits)
+
+# %% [markdown]
 # ### No restart at all
 #
-# Every agent so far stops all workers when one is lost. Yet in data parallelism each rank, or each group of ranks over
-# which the model is cut, has the whole model: a *replica*. One that is well needs nothing from the one that died.
+# Every agent so far stops all workers when one is lost. Yet in data parallelism each rank, or each group of ranks
+# over which the model is cut, has the whole model: a *replica*. A healthy replica needs nothing from one that died.
 # [torchft](https://github.com/meta-pytorch/torchft) (Meta) makes use of that, with three pieces:
 #
 # | piece | where | what it does |
 # |---|---|---|
-# | lighthouse | one for all | hears a heartbeat of each replica, and says who is in the next step: the *quorum* |
+# | lighthouse | one for all | gets a heartbeat of each replica, and says who is in the next step: the *quorum* |
 # | manager | in each replica | asks the lighthouse as a step begins; averages gradients over the quorum; lets the optimizer step only if that went well |
-# | transport | between replicas | one that comes late gets parameters and optimizer state from one that is up to date, not from a disk |
+# | transport | between replicas | gives a replica that comes late the parameters and the optimizer state of one that is up to date |
 #
-# It is not a part of PyTorch: `pip install "torchft>=0.2,<0.3"`, for Linux on x86-64. Where it is missing you
-# see what was recorded with it; the prints are the same.
+# torchft is not a part of PyTorch: `pip install "torchft>=0.2,<0.3"`, for Linux on x86-64. Where it is missing, you
+# see what was recorded with it. The prints are the same.
 
 # %% tags=["nbval-ignore-output"]
 from course_hosts.replicas import Replicas, batch, recorded, why_not
@@ -343,20 +390,16 @@ while (step := manager.current_step()) < 20:
 member.leave(manager.current_step(), parameters_to_vector(model.parameters()))
 
 # %% [markdown]
-# Two replicas train, each on a batch of its own in every step. In step 5, when both have computed their loss,
-# replica 1 gets a `kill -9`. Replica 0 goes on. When it is in step 10, replica 1 is started again, with its first
-# parameters. It asks to join, and is in the next quorum, that of step 11. In this step it takes over the state; what it
-# computed before with its old parameters is not used. Then both train until 20 steps are done.
+# Two replicas train, each on its own batch in every step. In step 5, when both have computed their loss, replica 1 is
+# killed. Replica 0 goes on. When it is in step 10, replica 1 is started again, with its first parameters. It asks to
+# join, and is in the next quorum, that of step 11. In this step it takes over the state, and the gradient that it
+# computed with its old parameters is not used. Then both train until 20 steps are done.
 #
-# **Predict**: how many steps has the optimizer of replica 0 done at the end? How many has it computed, with those that
-# did not count? And of the 40 batches that two replicas train on in 20 steps, how many are in the result?
+# **Predict** how many steps replica 0 has computed in the end, with those that did not count, and how many batches
+# are in the result. Without the kill there would be 40.
 
 # %% tags=["prediction"]
-predicted = {
-    "steps done": 20,
-    "steps computed": 20 + 1,
-    "batches in the result": 2 * 5 + 6 + 1 + 2 * 8,
-}
+predicted = {"steps computed": 20 + 1, "batches in the result": 2 * 5 + 6 + 1 + 2 * 8}
 
 
 # %%
@@ -393,34 +436,30 @@ def told(replica):
 
 for replica in (0, 1):
     told(replica)
-
-# %%
 steps = [event for event in events if event["event"] == "step"]
 of_0 = [event for event in steps if event["replica"] == 0]
 used = [event for event in steps if event["counted"] and event["takes_part"]]
+
+# %%
 compare(
     predicted,
-    {
-        "steps done": sum(event["counted"] for event in of_0),
-        "steps computed": len(of_0),
-        "batches in the result": len(used),
-    },
-    {
-        "As if the step in which the other one died were lost.": {"steps done": 19},
+    {"steps computed": len(of_0), "batches in the result": len(used)},
+    likely={
         "As if it had not been interrupted in step 5.": {"steps computed": 20},
-        "As if who joins gave its gradient at once.": {"batches in the result": 34},
+        "As if the one that joins gave its gradient at once.": {"batches in the result": 34},
     },
 )
 
 # %% [markdown]
-# Replica 0 was in step 5 when its partner was gone. The mean failed, so its optimizer did nothing, and it computed the
-# same step again, alone. No step is lost, none is repeated but this one, and nobody read a checkpoint. Is the result what a
-# single process gets from these batches?
-
+# Replica 0 was in step 5 when its partner was gone. The mean failed, so its optimizer did nothing, and it computed
+# the same step again, alone. Only this step was computed twice, no step is lost, and nobody read a checkpoint. One
+# process gets the same result from these batches:
 
 # %%
 import torch
 from torch import nn
+
+from course_utils.lesson.equality import check_equal
 
 
 def in_one_process():
@@ -428,8 +467,8 @@ def in_one_process():
     model = nn.Linear(6, 1)
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
     for step in range(20):
-        own = [batch(step, e["replica"]) for e in used if e["step"] == step]
-        inputs, targets = map(torch.cat, zip(*own))
+        batches = [batch(step, e["replica"]) for e in used if e["step"] == step]
+        inputs, targets = map(torch.cat, zip(*batches))
         adam.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
         adam.step()
@@ -438,9 +477,8 @@ def in_one_process():
 
 # %%
 ends = [torch.tensor(e["parameters"]) for e in events if e["event"] == "end"]
-print("replicas at the end:", len(ends))
-print("equal, bit for bit:", torch.equal(*ends))
-print("as one process, to 1e-5:", bool((ends[0] - in_one_process()).abs().max() < 1e-5))
+print("largest difference between the replicas:", check_equal(ends[0], ends[1:]))
+print("largest difference from one process:    ", check_equal(in_one_process(), ends))
 
 # %% tags=["nbval-ignore-output"]
 times = [event["time"] for event in of_0]
@@ -450,62 +488,52 @@ print(f"step 11, in which the state went over: {1e3 * (times[12] - times[11]):.0
 print(f"step 19: {1e3 * (times[-1] - times[-2]):.0f} ms")
 
 # %% [markdown]
-# Measured in three runs, on two busy cores: step 5 took 5.1 s, and step 11, in which the state went over, 0.14 to 0.19 s. The
-# five seconds are the lighthouse's `heartbeat_timeout_ms`, 5000 if nothing is said: for so long the dead replica
-# still counts as a member. It is the same trade as in the table above.
+# Measured in three runs on two busy cores, step 5 took 5.1 s, and step 11, in which the state went over, 0.14 to 0.19
+# s. The five seconds are the lighthouse's `heartbeat_timeout_ms`, 5000 by default: for so long the dead replica still
+# counts as a member.
 #
 # **The price.**
 #
-# * Each step has two calls more: for the quorum, which goes on while the loss is computed, and for the vote
+# * Each step has two more calls: one for the quorum, which goes on while the loss is computed, and one for the vote
 #   whether the step counts. With a tiny model and gloo on one machine the median step took 6 to 8 ms with torchft and
-#   1.3 to 1.7 ms with a plain `all_reduce` (measured twice on the same busy cores, 350 steps each). A model with steps of
-#   a second does not notice.
-# * The global batch changes while a replica is away, and the learning rate does not. With two replicas it
-#   halves; with a hundred it is 1 % smaller. `WorldSizeMode.FIXED_WITH_SPARES` has only `min_replica_size` of them count, and keeps
-#   the others as spares.
-# * What the absent one would have trained on is left out: 7 batches here.
-# * The state comes from a neighbour, so there must be one that has all of it. When the last replica dies, only a
-#   checkpoint helps.
-# * The heartbeat comes from the manager, not from the loop: a replica that hangs goes on beating, as one that waits at
-#   the gate here does. Collectives still need their time limit.
+#   1.3 to 1.7 ms with a plain `all_reduce`. A model with steps of a second does not notice.
+# * The global batch is smaller while a replica is away, and the learning rate is not. With
+#   `WorldSizeMode.FIXED_WITH_SPARES` only `min_replica_size` replicas count, and the others are spares.
+# * The batches of the absent replica are left out: 7 here.
+# * The state comes from a neighbour that has all of it. When the last replica dies, only a checkpoint helps.
+# * The heartbeat comes from the manager and not from the loop, so a replica that hangs goes on beating. Collectives
+#   still need their time limit.
 # * In torchft 0.2.0 managers listen on all interfaces and ask nobody for a key, so they need a closed network;
-#   `member.place()` has them listen on this machine alone. And its own DDP wrapper ends the replica that is *left*
+#   `member.place()` has them listen on this machine only. torchft's own DDP wrapper ends the replica that is *left*
 #   with an `AssertionError` when the other one dies in the middle of a step on gloo (tried here; `ddp.py`). So the
 #   script takes the mean itself, as in chapter 3.
 #
-# *A restart is the better choice* where the model is cut over all ranks and nobody has a second copy (FSDP over
-# everything, one pipeline); where each step must have the same global batch, so that a run can be repeated or compared;
-# where what fails hits all at once, as a bug or the power does; and where failures are so rare that section 7's lost
-# time is small anyway. Many replicas, and failures every hour, are where torchft pays.
+# *A restart is the better choice* where nobody has a second copy of the model, as with FSDP over everything; where
+# each step must have the same global batch; where failures hit all replicas at once, as a bug does; and where
+# failures are rare. torchft pays with many replicas and failures every hour.
 #
 # ### How others do it
 #
-# * **Spare nodes and health checks.** A restart on a broken machine fails again. Large installations
-#   run short tests of each GPU and each link before a node may join, and after a failure, and keep
-#   healthy nodes in reserve: ByteDance's MegaScale stops, tests, evicts and replaces by itself
-#   ([Jiang et al. 2024](https://arxiv.org/abs/2402.15627), section 4). Some nodes fail far more often than others;
-#   these "lemon nodes" are found by their history and taken out ([Kokolis et al.
-#   2024](https://arxiv.org/abs/2410.21680)). In torchrun, a node more than the maximum waits as a spare, and
-#   joins when one is lost.
-# * **Saves that hardly stop the training.** Copy the state to the CPU's memory, go on, and write in the
-#   background: `torch.distributed.checkpoint.async_save`
-#   ([recipe](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html)).
-#   Gemini keeps the copies in other machines' memory and reads the disk only if several fail at once
-#   ([Wang et al. 2023](https://doi.org/10.1145/3600006.3613145)).
+# * **Spare nodes and health checks.** A restart on a broken machine fails again. Large installations test each GPU
+#   and each link before a node may join, and keep healthy nodes in reserve. ByteDance's MegaScale stops, tests,
+#   evicts and replaces by itself ([Jiang et al. 2024](https://arxiv.org/abs/2402.15627), section 4). Some nodes fail
+#   far more often than others; these "lemon nodes" are found by their history and taken out ([Kokolis et al.
+#   2024](https://arxiv.org/abs/2410.21680)).
+# * **Saves that hardly stop the training.** `torch.distributed.checkpoint.async_save` copies the state to the CPU's
+#   memory and writes it in the background
+#   ([recipe](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html)). Gemini keeps the
+#   copies in other machines' memory and reads the disk only if several machines fail at once ([Wang et al.
+#   2023](https://doi.org/10.1145/3600006.3613145)).
 # * **Fast diagnosis.** On 16,384 GPUs one rank that waits looks like all the others. Meta records each rank's
-#   collectives to find the first that is missing (Llama 3 paper, section 3.3.4), as `launch` does here.
-#   PyTorch's **flight recorder** is of the same kind: the last collectives of each rank, written to files
-#   when NCCL's time limit has run out (tutorial
-#   [*Flight Recorder for Debugging Stuck Jobs*](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html)).
+#   collectives to find the first that is missing (Llama 3 paper, section 3.3.4), as `launch` does here. PyTorch's
+#   **flight recorder** writes the last collectives of each rank to files when NCCL's time limit has run out
+#   ([tutorial](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html)).
 #
 # ## 5. Break it: what a killed launcher leaves behind
 #
-# ### An orphan holds the port
-#
-# A launcher that is killed with `kill -9` cannot end its workers. They live on without a parent: such a
-# process is an **orphan**. (People also say zombie, which is the system's word for the opposite: a process
-# that has ended, and whose parent has not asked for its exit code.) It keeps its memory, its GPU and its
-# port, and the next start of a script with a fixed port fails.
+# A launcher that is killed with `kill -9` cannot end its workers. They live on without a parent: such a process is an
+# **orphan**. (A zombie is the opposite: a process that has ended, and whose parent has not asked for its exit code.)
+# An orphan keeps its memory, its GPU and its port, and the next start of a script with a fixed port fails.
 
 # %%
 import errno
@@ -551,69 +579,31 @@ with no_survivors() as job:  # ends all processes that carry its name in their e
         parent.kill()
         parent.stdout.close()
     print("the launcher is dead; a new run on the same port:", listen_on(port))
-    for process in processes_of(job):
-        theirs = [c.laddr.port for c in process.net_connections() if c.status == "LISTEN"]
-        print("a process without its parent holds the port:", theirs == [port])
-        process.kill()
-        process.wait()
+    for orphan in processes_of(job):
+        held = [c.laddr.port for c in orphan.net_connections() if c.status == "LISTEN"]
+        print("orphans that hold the port:", held.count(port))
+        orphan.kill()
+        orphan.wait()
     print("after it was ended, by its id:", listen_on(port))
 
 # %% [markdown]
-# On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. The repair is to
-# have no fixed port: port 0 lets the system choose, and torchrun with the c10d rendezvous chooses a
-# free one. End an orphan by its id. `pkill python` ends other people's work as well.
-#
-# ## 6. Exercise: the limits of a run
-#
-# ### 9.5 Minimum, maximum and restarts for four situations (1 point)
-#
-# `torchrun --nnodes=MIN:MAX --max-restarts=N` has to be told three numbers. Here are four runs:
-#
-# | run | nodes that you may get | fewest that hold the model | most that have work | nodes or workers lost | nodes that join |
-# |---|---|---|---|---|---|
-# | new code, tried for the first time | 16 | 2 | 16 | unknown | unknown |
-# | sharded over everything that you have | 16 | 16 | 64 | 9 | 9 |
-# | two spare nodes beside eight | 10 | 4 | 8 | 6 | 2 |
-# | cheap nodes that come and go | 32 | 4 | 64 | 120 | 110 |
-#
-# A node has work if the global batch has a sample for each of its ranks. What has to be known about
-# torchrun: it starts with `MIN` nodes if no more come in time, and goes on with as few. A node beyond
-# `MAX` waits, and takes the place of one that is lost. A failure of its own workers costs an agent one of
-# its restarts, and where a worker or a node is lost, the workers that are left fail in their next
-# collective: one restart everywhere. A node that joins restarts the workers too, but that is not counted.
-#
-# The aim is the same each time: never stop while the run could go on, never start where it cannot, and
-# allow no more restarts than you expect to need. New code is the exception. Its first failures are
-# bugs: a restart only repeats them, and each node more is one more log to read.
+# On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. End an orphan by its id: `pkill
+# python` ends other people's work as well. The repair is to have no fixed port. With port 0 the system chooses one,
+# and torchrun with the c10d rendezvous chooses a free one.
 
-
-# %% nbgrader={"grade_id": "9.5", "solution": true}
-def elastic_limits(
-    available: int, fits: int, useful: int, losses: int, joins: int, new_code: bool
-) -> tuple[int, int, int]:
-    """Returns the minimum and maximum of `--nnodes`, and `--max-restarts`.
-
-    Of `available` nodes that the run may get, at least `fits` are needed to hold the model, and at
-    most `useful` have work; `fits` is the smallest of the three. The maximum is as many as the run
-    may get and has work for. `losses` nodes or workers are expected to fail in the course of the run,
-    and `joins` nodes to come back or to be added. `new_code` runs on as few nodes as hold it, and stops at its first failure.
-    """
-    ### BEGIN SOLUTION
-    if new_code:
-        return fits, fits, 0
-    return fits, min(available, useful), losses
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "9.5-check", "grade": true, "points": 1, "locked": true}
-check("9.5", elastic_limits)
+# %% [markdown]
+# ## 6. Exercise
+#
+# | | points | where |
+# |---|---|---|
+# | 9.5 Minimum, maximum and restarts for four situations | 1 | section 4 |
 
 # %% [markdown]
 # ## 7. See it: failures by dice
 #
-# The lesson's share of lost time is a formula, to first order. Here failures come at random, with the same
-# probability at every moment, in work as in saving and recovering. The points are simulated, the line is the
-# formula.
+# The lesson has a formula, to first order, for the share of time that is lost. Here failures come at random, with the
+# same probability at every moment, also while the job saves or recovers. The points are simulated, and the line is
+# the formula.
 
 # %%
 import math
@@ -642,7 +632,7 @@ save, recovery = 1.0, 3.0
 simulated = {
     tau: simulated_loss(tau, save, recovery, M) for tau in (3, 6, 12, 19, 30, 60, 120, 200)
 }
-figure = ch09.time_lost(save, recovery, M, simulated)
+ch09.time_lost(save, recovery, M, simulated)
 plt.show()
 
 best = math.sqrt(2 * save * M)
@@ -654,29 +644,28 @@ for tau in (best, 200):
     print(f"an interval of {tau:3.0f} minutes: formula {formula:.1%}, dice {dice:.1%}")
 
 # %% [markdown]
-# *The points follow the line where it matters, around its lowest point. Far to the right they lie above it:
-# there failures also hit work that is being repeated, which the first order leaves out.*
+# *The points follow the line around its lowest point. Far to the right they lie above it: there failures also hit
+# work that is being repeated, which the first order leaves out.*
 #
 # ## 8. On a cluster
 #
 # ### The same cells on a cluster
 #
-# `launch` starts its ranks on one machine. With several hosts one usually leaves the notebook and writes a
-# script for torchrun. One need not: on each host an *engine* can stand, a process that runs calls for
-# somebody elsewhere, such as those of [ipyparallel](https://ipyparallel.readthedocs.io), which is Jupyter's own.
-# A *controller* carries the calls between a notebook and its engines. `launch` uses one engine a host, and only
-# for calls: an *agent* in the engine starts the ranks there as they are started here.
+# `launch` starts its ranks on one machine. For several hosts one usually leaves the notebook and writes a script for
+# torchrun, but a cell can run over several hosts too. On each host stands an *engine*, a process of
+# [ipyparallel](https://ipyparallel.readthedocs.io) that runs calls for somebody elsewhere. A *controller* carries the
+# calls between a notebook and its engines. An *agent* in each engine starts the ranks there as they are started here.
 #
 # To try it you need a second host. The next cell makes one where it may (Linux, as root): a *network namespace*,
-# which has interfaces and addresses of its own, and a virtual cable to this machine. Elsewhere two engines on this
-# machine play the hosts. All prints are the same. It needs ipyparallel, which the course does not install by
-# itself; without it the launches of this section stay on this machine.
+# which has its own interfaces and addresses, and a virtual cable to this machine. Elsewhere two engines on this
+# machine play the hosts. All prints are the same. Without ipyparallel, which the course does not install by itself,
+# the launches of this section stay on this machine.
 
 # %% tags=["nbval-ignore-output"]
 from contextlib import nullcontext
 
 try:
-    from course_hosts.cluster import cluster, on_this_machine
+    from course_hosts.cluster import cluster
     from course_hosts.two_hosts import TwoHosts
 
     if earlier := globals().get("two"):  # where this cell runs again
@@ -694,13 +683,10 @@ def over_both():
 
 
 # %% [markdown]
-# First, chapter 3's averaging: four ranks, two on each host, a quarter of the batch each. Nothing in the function
-# says where its ranks are.
+# First, chapter 3's averaging on four ranks, two on each host. Nothing in the function says where its ranks are.
 
 # %%
-import torch
 import torch.distributed as dist
-from torch import nn
 
 from course_utils.launch import launch
 
@@ -715,73 +701,20 @@ def gradients_of(part):
 
 
 def averaged(rank):
-    mine = gradients_of(rank).to(hardware.device())
-    dist.all_reduce(mine)
-    return mine / dist.get_world_size()
+    gradients = gradients_of(rank).to(hardware.device())
+    dist.all_reduce(gradients)
+    return gradients / dist.get_world_size()
 
 
 with over_both():
     of_ranks = launch(averaged, 4)
-alone = gradients_of(None)
+one_process = gradients_of(None)
 print("ranks:", len(of_ranks))
-print("as one process, to 1e-6:", all((g - alone).abs().max() < 1e-6 for g in of_ranks))
+print("largest difference from one process:", check_equal(one_process, of_ranks))
 
 # %% [markdown]
-# What `launch` adds shows when something goes wrong. Rank 1 returns without calling the collective, first in two
-# engines without `launch`, which form their group themselves.
-
-# %%
-from course_utils.lesson.terminal import loopback
-
-
-def forgets(rank):
-    if rank == 0:
-        dist.all_reduce(torch.ones(1, device=hardware.device()))
-    return "done"
-
-
-def in_an_engine(rank, meeting, interface):
-    import os
-
-    import torch
-    import torch.distributed as dist
-
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    if rank == 0:
-        dist.all_reduce(torch.ones(1))
-    return "done"
-
-
-# %%
-if two:
-    store = (scratch() / "meeting").absolute()
-    store.unlink(missing_ok=True)
-    with on_this_machine(2) as engines:  # they end with the block, whatever they do
-        calls = [
-            engines[rank].apply_async(in_an_engine, rank, f"file://{store}", loopback())
-            for rank in (0, 1)
-        ]
-        print("rank 1:", calls[1].get())
-        print("rank 0:", calls[0].get() if calls[0].wait(5) else "no answer within 5 s")
-
-# %% [markdown]
-# Not a word, and none would come for half an hour, gloo's own limit. Each further call to that engine waits too. The
-# same over both hosts with `launch`:
-
-# %%
-from course_utils.launch import RankFailure
-
-try:
-    with over_both():
-        launch(forgets, 2)
-except RankFailure as failure:
-    print(failure)
-
-# %% [markdown]
-# And the failure that one machine does not have. Ranks 2 and 3 are on the second host; when all four have begun, its
-# cable is pulled (or, where an engine plays it, that engine is stopped). No connection is closed: there is
-# silence.
+# Now the failure that one machine does not have. Ranks 2 and 3 are on the second host. When all four have begun, its
+# cable is pulled (or, where an engine plays it, that engine is stopped). No connection is closed: there is silence.
 
 # %%
 from threading import Thread
@@ -808,6 +741,8 @@ def silence_the_second(folder):
 # %%
 import tempfile
 
+from course_utils.launch import RankFailure
+
 if two:
     two.come_back()  # from an earlier run of this cell
     with tempfile.TemporaryDirectory() as folder, over_both() as (_, second):
@@ -824,16 +759,15 @@ if two:
         silence.join()
 
 # %% [markdown]
-# A host that has not answered for ten seconds is given up and named. What ran on it ends by itself: an agent has a
-# *lease*, and when it has heard nothing from the notebook for twelve seconds, it ends its ranks. Nobody could
-# tell it to. When the host is back, a new block goes on.
+# A host that has not answered for ten seconds is given up and named. What ran on it ends by itself: when an agent has
+# heard nothing from the notebook for twelve seconds, it ends its ranks. When the host is back, a new block goes on.
 
 # %%
 if two:
     two.come_back()
     with over_both():
         of_ranks = launch(averaged, 4)
-    print("as before:", all((g - alone).abs().max() < 1e-6 for g in of_ranks))
+    print("largest difference from one process:", check_equal(one_process, of_ranks))
 
 # %%
 if two:
@@ -843,16 +777,15 @@ if two:
 # %% [markdown]
 # ### What one types there
 #
-# The same Python, PyTorch and course on each host, in the same folders at best. Then, where your notebook runs, at an
-# address that the other hosts reach:
+# Each host has the same Python, PyTorch and course, at best in the same folders. Then type this where your notebook
+# runs, with an address that the other hosts reach:
 #
 # ```console
 # ipcontroller --ip=ADDRESS --location=ADDRESS --IPController.enable_curve=True
 # ```
 #
-# It writes two files with keys, for engines and for clients, into `~/.ipython/profile_default/security`. Whoever has
-# one can run programs on all hosts; whoever has none and reaches every port can run nothing. `launch` refuses a
-# controller without these keys.
+# It writes two files with keys, for engines and for clients, into `~/.ipython/profile_default/security`. Anybody who
+# has one can run programs on all hosts; without a key nobody can. `launch` refuses a controller without keys.
 #
 # | where | what starts an engine on each host |
 # |---|---|
@@ -860,42 +793,41 @@ if two:
 # | SLURM | `sbatch cluster/engines.sbatch`, one task a node |
 # | Kubernetes | a pod a host with the command `ipengine --file=/keys/ipcontroller-engine.json`; the file is a Secret |
 #
-# In the notebook: `with cluster(ipyparallel.Client()):` around the cells. Or leave the notebook as it is and set
-# `COURSE_CLUSTER` to the client's file before you start Jupyter. `python -m course_utils doctor --cluster FILE` looks at
-# every host first. The job of SLURM was tried under SLURM's own daemons, all on one
-# machine; nothing was tried on a cluster of real hosts.
+# In the notebook, put `with cluster(ipyparallel.Client()):` around the cells. Or leave the notebook as it is and set
+# `COURSE_CLUSTER` to the client's file before you start Jupyter. `python -m course_utils doctor --cluster FILE` looks
+# at every host first. The SLURM job was tried under SLURM's own daemons, all on one machine; nothing was tried on a
+# cluster of real hosts.
 #
 # ### Beside it
 #
-# * **Keep what workers print.** `torchrun --log-dir DIR --redirects 3` writes each worker's output into files,
-#   a folder for each restart. Without it, a hundred ranks share one terminal.
-# * **Orphans** are the scheduler's business, if it is set up for it: SLURM with
-#   [`proctrack/cgroup`](https://slurm.schedmd.com/cgroups.html) ends all processes of a step, whoever their parent is. In a
-#   container they end with the container. On a machine that you log in to, they are yours.
-# * **`cluster/agent.py`** of the course is an agent that ends with what went wrong: its exit code says
-#   whether another start makes sense.
+# * **Keep what workers print.** `torchrun --log-dir DIR --redirects 3` writes each worker's output into files, with a
+#   folder for each restart.
+# * **Orphans** are the scheduler's business if it is set up for it. SLURM with
+#   [`proctrack/cgroup`](https://slurm.schedmd.com/cgroups.html) ends all processes of a step, and a container ends
+#   all of its own.
+# * **`cluster/agent.py`** of the course is an agent whose exit code says whether another start makes sense.
 #
 # ## 9. Remember
 #
-# 1. `@record` costs a line, and the agent's report says why a worker died, and which was the first.
-# 2. What a sampler has handed out is not what was trained on. The loop counts, or a loader that knows.
-# 3. A heartbeat says who hangs; a time limit only that somebody does.
+# 1. `@record` costs a line, and the agent's report says which worker died first, and why.
+# 2. A sampler has handed out more than was trained on. The loop has to count, or a loader that knows.
+# 3. A heartbeat says which rank hangs. A time limit says only that one does.
 # 4. Every option of the rendezvous trades a restart too many against a wait too long.
-# 5. Where each replica has the whole model, the others need no restart. The global batch shrinks meanwhile.
+# 5. Where each replica has the whole model, the others need no restart. Meanwhile the global batch is smaller.
 # 6. A launcher that is killed leaves orphans. End them by their id, and have no fixed port.
-# 7. A cell can run over several hosts. A host that falls silent has to be given up by a clock, on both of its sides.
+# 7. A cell can run over several hosts. A host that falls silent has to be given up after a time, on both sides.
 #
 # **Sources**
 #
-# * PyTorch: [error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html),
-#   [rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html),
+# * PyTorch: [rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html),
 #   [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html),
 #   [`DataLoader`](https://docs.pytorch.org/docs/stable/data.html): `prefetch_factor`.
 # * [torchft](https://docs.pytorch.org/torchft) 0.2.0: its `Manager`, and in its code `manager.py` and `ddp.py`.
-# * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section 3.3.4.
-# * Z. Jiang et al., *MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs*, NSDI
-#   2024, [arXiv 2402.15627](https://arxiv.org/abs/2402.15627): section 4 fault tolerance.
-# * A. Kokolis et al., *Revisiting Reliability in Large-Scale Machine Learning Research Clusters*, HPCA 2025,
-#   [arXiv 2410.21680](https://arxiv.org/abs/2410.21680).
-# * Z. Wang et al., *Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints*,
-#   SOSP 2023, [doi 10.1145/3600006.3613145](https://doi.org/10.1145/3600006.3613145).
+# * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section
+#   3.3.4.
+# * Z. Jiang et al., *MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs*, NSDI 2024, [arXiv
+#   2402.15627](https://arxiv.org/abs/2402.15627): section 4 fault tolerance.
+# * A. Kokolis et al., *Revisiting Reliability in Large-Scale Machine Learning Research Clusters*, HPCA 2025, [arXiv
+#   2410.21680](https://arxiv.org/abs/2410.21680).
+# * Z. Wang et al., *Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints*, SOSP 2023,
+#   [doi 10.1145/3600006.3613145](https://doi.org/10.1145/3600006.3613145).

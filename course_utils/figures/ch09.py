@@ -22,30 +22,28 @@ KIND_COLORS = {
 }
 
 
-def two_buildings() -> Figure:
-    """A foreman and two workers in each, a register between them, and a safe."""
-    figure, ax = plots.canvas(height=4.0)
-    ax.add_patch(Rectangle((3.7, 3.55), 2.6, 1.15, facecolor="white", edgecolor=INK))
-    ax.text(5.0, 4.48, "register", ha="center", va="center", weight="bold")
-    ax.text(5.0, 3.95, "shift 3:  A is 0, B is 1\nat least 1, at most 2", ha="center", va="center")
-    for x, name, shade in ((0.6, "building A", 0), (6.9, "building B", 1)):
-        plots.building(ax, x, 0.75, width=2.5, height=2.1, color=plots.RANK_COLORS[shade])
-        ax.text(x + 1.25, 0.6, name, ha="center", va="top")
-        ax.plot(x + 0.5, 1.75, marker="^", markersize=15, color=INK)
-        ax.text(x + 0.85, 1.75, "foreman", va="center", fontsize=10)
-        for worker in range(2):
-            ax.plot(x + 0.5 + 0.7 * worker, 1.2, marker="o", markersize=11, color="white", mec=INK)
-        ax.text(x + 1.5, 1.2, "workers", va="center", fontsize=10)
-        register = (3.65, 4.0) if shade == 0 else (6.35, 4.0)
-        plots.arrow(ax, (x + 1.25, 2.95), register, bend=0.2 if shade == 0 else -0.2)
-        safe = (4.15, 0.95) if shade == 0 else (5.85, 0.95)
-        side = x + 2.55 if shade == 0 else x - 0.05
-        plots.arrow(ax, (side, 0.95), safe, color=plots.COLORS["update"])
-    ax.text(1.6, 3.75, "signs in", ha="center")
-    ax.text(8.4, 3.75, "signs in", ha="center")
-    ax.add_patch(Rectangle((4.2, 0.4), 1.6, 1.3, facecolor="#E8E8E8", edgecolor=INK, lw=2))
-    ax.add_patch(Circle((5.0, 1.2), 0.26, facecolor="white", edgecolor=INK))
-    ax.text(5.0, 0.6, "safe", ha="center", va="center", weight="bold")
+def two_sites() -> Figure:
+    """Two sites, each with a foreman and two buildings; a register and a safe between them."""
+    figure, ax = plots.canvas(height=3.8)
+    ax.set_title("Foremen agree in the register, and the state of the work lies in the safe")
+    ax.add_patch(Rectangle((3.65, 3.2), 2.7, 1.1, facecolor="white", edgecolor=INK))
+    ax.text(5.0, 4.02, "register", ha="center", va="center", weight="bold")
+    words = "at least 1 site, at most 2\nA: 0 and 1, B: 2 and 3"
+    ax.text(5.0, 3.55, words, ha="center", va="center", fontsize=9)
+    ax.add_patch(Rectangle((4.35, 0.4), 1.3, 1.2, facecolor="#E8E8E8", edgecolor=INK, lw=2))
+    ax.add_patch(Circle((5.0, 1.15), 0.22, facecolor="white", edgecolor=INK))
+    ax.text(5.0, 0.65, "safe", ha="center", va="center", weight="bold")
+    for site, left in enumerate((0.1, 6.7)):
+        ax.add_patch(Rectangle((left, 0.3), 3.2, 2.6, facecolor="#F5F5F5", edgecolor=GREY))
+        ax.text(left + 0.15, 2.62, f"site {'AB'[site]}", va="center", fontsize=11)
+        ax.plot(left + 1.3, 2.05, marker="^", markersize=14, color=INK)
+        ax.text(left + 1.6, 2.05, "foreman", va="center", fontsize=10)
+        for place, x in enumerate((left + 0.3, left + 1.75)):
+            rank = 2 * site + place
+            plots.building(ax, x, 0.5, width=1.15, height=1.0, label=str(rank), color="white")
+        register, safe, door = [((3.6, 3.75), 4.3, 3.35), ((6.4, 3.75), 5.7, 6.65)][site]
+        plots.arrow(ax, (left + 1.6, 2.95), register, bend=0.2 * (2 * site - 1))
+        plots.arrow(ax, (door, 1.0), (safe, 1.0), color=plots.COLORS["update"])
     return figure
 
 
@@ -78,38 +76,44 @@ def time_lost(
 
 
 def night(nodes: Any) -> Figure:
-    """Who was there, and how far the training was, against the clock. `nodes` is the job's, as the chapter
-    has started it: its events(), its groups, and what has happened to it."""
+    """Who was there, against the clock, and which steps were computed, in their order. `nodes` is the
+    job's, as the chapter has started it: its events(), its groups, and what has happened to it."""
     events, start = nodes.events(), nodes.happened[0][0]
-    figure, (above, below) = plt.subplots(
-        2, 1, sharex=True, figsize=(plots.WIDTH, 4.6), height_ratios=[1, 1.5]
-    )
-    previous = None
+    figure, (above, below) = plt.subplots(2, 1, figsize=(plots.WIDTH, 5.2), height_ratios=[1, 1.5])
     for group in nodes.groups:
-        members = [event for event in events if event["group"] == group]
-        _present(above, members, start)
-        own = [e for e in members if e["rank"] == 0 and e["event"] != "born"]
-        curve = [(e["time"] - start, e["step"]) for e in own]
-        if previous:
-            below.plot(*zip(previous, curve[0]), color=GREY, ls="--", lw=1.2)
-        below.plot(*zip(*curve), color=plots.COLORS["backward"], marker=".", lw=2)
-        words = {"va": "center", "textcoords": "offset points", "fontsize": 9}
-        below.annotate(f"from step {curve[0][1]}", (curve[-1][0], curve[0][1]), (4, 0), **words)
-        previous = curve[-1]
+        _present(above, [event for event in events if event["group"] == group], start)
     for when, kind, node in nodes.happened:
         if kind == "kill":
             cross = {"ms": 12, "color": RED, "mec": "white", "zorder": 5}
             above.plot(when - start, "BA".index(node), "X", **cross)
-            below.axvline(when - start, color=RED, lw=1.2)
     above.set_yticks([0, 1], ["node B", "node A"])
-    above.set_ylim(-0.4, 1.7)
-    above.set_title("Who was there, as which rank (hatched: Python and torch start; X: killed)")
-    below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21))
-    below.set_xlim(0, 1.2 * (events[-1]["time"] - start))
-    below.set_yticks([0, 5, 10, 15, 20])
-    below.set_title("How far the training was: a new group starts at a checkpoint")
-    below.grid(axis="y", color="#E5E5E5")
+    above.set(xlabel="time (s), measured", ylim=(-0.4, 1.7))
+    above.set_xlim(0, 1.15 * (events[-1]["time"] - start))
+    above.set_title("After each kill (X) a new group starts: hatched, Python and torch start")
+    _computed(below, nodes.groups, events)
     return figure
+
+
+def _computed(ax: Axes, groups: list[str], events: list[dict]) -> None:
+    """A bar for each step that rank 0 computed, as high as its number; a gap before each group."""
+    seen, place = set(), 0
+    for group in groups:
+        own = [e for e in events if (e["group"], e["rank"], e["event"]) == (group, 0, "step")]
+        words = {"ha": "center", "va": "bottom", "fontsize": 9}
+        middle, top = place + (len(own) + 1) / 2, own[-1]["step"] + 0.4
+        ax.text(middle, top, f"from step {own[0]['step'] - 1}", **words)
+        for event in own:
+            place += 1
+            color = RED if event["step"] in seen else plots.COLORS["forward"]
+            ax.bar(place, event["step"], color=color, width=0.8)
+            seen.add(event["step"])
+        place += 1
+    computed = place - len(groups)
+    ax.set(xlabel="steps in the order of their computation", ylabel="number of the step")
+    ax.set_xticks([])
+    ax.set_ylim(0, max(seen) + 3)
+    again = computed - len(seen)
+    ax.set_title(f"{len(seen)} steps count, and {again} of them were computed again (orange)")
 
 
 def _present(ax: Axes, members: list[dict], start: float) -> None:
@@ -126,24 +130,9 @@ def _present(ax: Axes, members: list[dict], start: float) -> None:
         ax.text(born, row + 0.28, label, va="bottom", fontsize=9)
 
 
-def recoveries(measured: dict[str, tuple[float, float]]) -> Figure:
-    """Seconds until a new worker was born, and until the group could train, for each event."""
-    noticed, started = zip(*measured.values())
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.5))
-    waiting = {"color": plots.COLORS["waiting"], "edgecolor": INK}
-    ax.barh(list(measured), noticed, label="notice, stop, rendezvous", **waiting)
-    words = "start Python and torch, load"
-    ax.barh(list(measured), started, left=noticed, label=words, edgecolor=INK, **STARTING)
-    ax.invert_yaxis()
-    ax.set(xlabel="seconds until the new group is ready to train, measured")
-    ax.set_title("What a recovery is made of", pad=26)
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 0.98), ncols=2)
-    return figure
-
-
 def uses(counts: dict[str, Tensor]) -> Figure:
     """How often each sample of an epoch was used, in the epoch's order, for each way to go on."""
-    figure, panels = plt.subplots(1, len(counts), sharey=True, figsize=(plots.WIDTH, 2.6))
+    figure, panels = plt.subplots(1, len(counts), sharey=True, figsize=(plots.WIDTH, 2.8))
     for ax, (name, times) in zip(panels, counts.items()):
         place = range(len(times))
         ax.fill_between(place, times, step="mid", color=plots.COLORS["forward"])
@@ -155,6 +144,7 @@ def uses(counts: dict[str, Tensor]) -> Figure:
         ax.set(title=name, xlabel="sample, in the epoch's order", ylim=(0, 2.4), yticks=[0, 1, 2])
         ax.set(xlim=(0, len(times)), xticks=[0, len(times) // 2, len(times)])
     panels[0].set_ylabel("times used")
+    figure.suptitle("Only a position in the global order uses each sample once", weight="bold")
     return figure
 
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,7 +62,11 @@ def test_without_torchft_the_cells_print_the_same(folder, monkeypatch, tmp_path)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(cell.source, names)  # noqa: S102 - the notebook's own
         if "nbval-ignore-output" not in cell.metadata.get("tags", []):
-            assert printed.getvalue() == "".join(o.text for o in cell.outputs), cell.source
+            stored = "".join(o.text for o in cell.outputs)
+            rounding = re.compile(
+                r"\b(0e\+00|\de-(0[5-9]|1\d))\b"
+            )  # differs from machine to machine
+            assert rounding.sub("", printed.getvalue()) == rounding.sub("", stored), cell.source
     assert len(cells) == 9
 
 

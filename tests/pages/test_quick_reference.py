@@ -561,12 +561,10 @@ NOT_WORDS = {
         "the model is built on the meta device",
     },
     "09": {
-        *("foreman", "register", "safe", "now", "measured"),
+        *("foreman", "register", "safe", "with nccl"),
         "model, optimizer, scheduler, position in the data, random numbers",
         *("the order of samples", "the gradient", "random numbers", "the learning rate"),
-        *("position kept", "from zero", "own count kept", "with nccl"),
-        *("somebody has to start agents", "the folder `cluster/` of the course"),
-        "the safe must outlive the node",
+        *("somebody has to start agents", "the endpoint"),
     },
     "11": {
         *("specialists", "dispatcher", "pieces", "queue", "not an expert", "the host waits"),
