@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 10. Long context: one sequence in several buildings
 #
-# Every chapter so far has cut a batch or a model. Attention, where the tokens of a sequence meet, always had the whole
-# sequence on one rank. With twice the tokens, activations take twice the room and attention four times the work, so one
-# day a sequence no longer fits. In **context parallelism** each rank has some tokens of every sequence, in every layer.
+# Every chapter so far has cut a batch or a model. In attention, all tokens of a sequence were still on one rank. But
+# twice as many tokens need twice the room for activations and four times the work in attention, and at some length
+# they no longer fit. In **context parallelism** each rank has some tokens of every sequence, in every layer.
 #
-# Norms, MLPs, embedding and head treat each token alone. Only attention has to be written anew. You do that in three
-# ways, forward and backward, count what each one sends, and train a language model on cut sequences.
+# Norms, MLPs and head treat each token alone. Attention does not. You learn three ways to compute it, forward and
+# backward, count what each one sends, and train a language model on cut sequences.
 
 # %% tags=["nbval-ignore-output"]
 from collections.abc import Iterator
@@ -38,10 +38,10 @@ hardware.report()
 # station works on one part at a time and notices nothing. But one station fits each part to all parts before it in the
 # order, and most of these are in other buildings.
 #
-# So each part gets a question, and a card that describes it. The questions stay. The cards of a building go by truck to
-# the next one, and then on to the one after that. Each building notes what its questions have found so far, and how well
-# it fitted. When all cards have gone round, every question has its answer, and no building ever had to keep more than
-# two sets of cards.
+# So each part gets a question, and a card that describes it. The questions stay. The cards of a building go by truck
+# to the next one, and then on to the one after that. Each building notes what its questions have found so far, and how
+# well it fitted. When all cards have gone round, every question has its answer, and no building ever had to keep more
+# than two sets of cards.
 
 # %%
 figures.buildings()
@@ -90,12 +90,9 @@ for name, keys in {"keys 0 and 1": slice(0, 2), "keys 2 and 3": slice(2, 4)}.ite
 predicted = {"output over all four keys": 6.7}
 
 # %%
-measured = {"output over all four keys": round(attend(q, k, v)[0].item(), 1)}
-
-# %%
 compare(
     predicted,
-    measured,
+    {"output over all four keys": round(attend(q, k, v)[0].item(), 1)},
     likely={
         "The plain mean. The sum of the first half is six times as large, so its output counts "
         "six times as much.": {"output over all four keys": 4.5}
@@ -147,8 +144,8 @@ check("10.1", merge)
 # %% [markdown]
 # ### The same on two ranks
 #
-# The lesson's own `merged` is for queries that have seen a key on both sides. Each of two ranks has four of eight
-# tokens, and no mask yet. It attends to each rank's keys and merges. For comparison, it takes the mean instead.
+# The lesson's own `merged` is for queries that have seen a key on both sides. Two ranks have four of eight tokens
+# each, and no mask yet. A rank attends to the keys of each rank, then merges. A second run takes the mean instead.
 
 
 # %%
@@ -189,11 +186,11 @@ print("the same with the mean:             ", largest_difference(whole, [wrong])
 # ### Who has work under a causal mask?
 #
 # In a language model a token sees itself and the tokens before it: a **causal mask**. Cut the sequence into $2n$
-# **chunks** and give rank $r$ the chunks $2r$ and $2r + 1$, as one cuts a text from front to back. A query in chunk $i$
-# sees all keys of the chunks before, half of its own chunk's on average, and none of those behind.
+# **chunks** and give rank $r$ the chunks $2r$ and $2r + 1$, as one cuts a text from front to back. A query in chunk
+# $i$ sees all keys of the chunks before it and, on average, half of those in its own.
 #
-# **Predict** for 4 ranks how many times the first rank's work the last one has. Count pairs of chunks, and the pair of a
-# chunk with itself as a half.
+# **Predict** for 4 ranks: how many times as much work as the first rank has the last one? Count pairs of chunks. A
+# chunk with itself is half a pair.
 
 # %% tags=["prediction"]
 predicted = {"last rank's work, times the first's": 7.0}
@@ -243,10 +240,9 @@ plt.show()
 # *Left, all ranks wait for the last one. Right, each has one chunk from the front and one from the back.*
 #
 # The cut at the right is the **zig-zag**: rank $r$ has chunk $r$ and its mirror image, chunk $2n - 1 - r$ ([Zhu
-# 2024](https://github.com/zhuzilin/ring-flash-attention); PyTorch says *head-tail*). A rank then sees two pairs of
-# chunks of every other rank, and of itself one pair and two halves. So the work is the same for all ranks at every
-# moment. *Striped attention* gives every $n$-th token to a rank and is almost as fair ([Brandon et al.
-# 2023](https://arxiv.org/abs/2311.09431)).
+# 2024](https://github.com/zhuzilin/ring-flash-attention); PyTorch says *head-tail*). Of every other rank's keys a rank
+# then needs two pairs of chunks, so all ranks have the same work at every moment. *Striped attention*, which deals out
+# single tokens, is almost as fair ([Brandon et al. 2023](https://arxiv.org/abs/2311.09431)).
 
 
 # %%
@@ -282,9 +278,9 @@ check("10.2", zigzag_indices)
 # ### Ring attention, forward
 #
 # In **ring attention** ([Liu et al. 2023](https://arxiv.org/abs/2310.01889), section 3) queries stay, and keys and
-# values go to the next rank, $n - 1$ times. After each of these hops a rank attends to what has come, with each of its
-# chunks to those that it may see, and merges. A pair that the mask leaves out is never computed. A rank begins with its
-# own keys, so every query has seen at least itself, and no logsumexp is minus infinity.
+# values go to the next rank, $n - 1$ times. After each of these hops a rank attends to what has come and merges. It
+# leaves out the pairs of chunks that the mask hides. It begins with its own keys, so every query has seen at least
+# itself.
 #
 # If all ranks send first and none receives, they can wait for each other for ever (chapter 5). `batch_isend_irecv`
 # starts both together.
@@ -332,9 +328,9 @@ def ring_forward(q, k, v, layout, group=None):
 # %% [markdown]
 # ### 10.3 Ring attention, forward, that hides its hops (3 points)
 #
-# Write this ring for the zig-zag alone. There it has a simple form. Seen from rank $r$, the keys of a rank $j$ fall into
-# three cases: $j = r$, with a mask; $j < r$, where both of your chunks see its first chunk and none its second; and
-# $j > r$, where your second chunk sees both of its chunks, and your first none.
+# Write this ring for the zig-zag alone. There it has a simple form. Seen from rank $r$, the keys of a rank $j$ fall
+# into three cases: $j = r$, with a mask; $j < r$, where both of your chunks see its first chunk and none its second;
+# and $j > r$, where your second chunk sees both of its chunks, and your first none.
 #
 # And your ring does not stand still while keys and values travel, as it does in `pass_on`, which waits. Start a hop,
 # attend to the keys that are here, and only then wait for the next ones.
@@ -387,11 +383,11 @@ check("10.3", ring_attention)
 # ### Two rivals: all keys at once, or all tokens of some heads
 #
 # * **All-gather.** Each rank gets all keys and values at once, as in Llama 3 ([Llama Team
-#   2024](https://arxiv.org/abs/2407.21783), section 3.3.2). The queries of all ranks have used a rank's keys, so in backward
-#   their gradient is a sum over the ranks: a reduce-scatter.
-# * **By heads.** Each rank gets *all tokens of some heads*. An **all-to-all**, in which every rank sends a piece to each
-#   other one, turns $t$ tokens of all heads into $T$ tokens of $H/n$ heads: for queries, for keys, for values, and for the
-#   outputs back. This is **Ulysses** ([Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3).
+#   2024](https://arxiv.org/abs/2407.21783), section 3.3.2). The queries of all ranks have used a rank's keys, so in
+#   backward their gradient is a sum over the ranks: a reduce-scatter.
+# * **By heads.** Each rank gets *all tokens of some heads*. An **all-to-all**, in which every rank sends a piece to
+#   each other one, turns $t$ tokens of all heads into $T$ tokens of $H/n$ heads: for queries, for keys, for values,
+#   and for the outputs back. This is **Ulysses** ([Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3).
 #
 # Now tokens lie rank by rank, not in the order of the sequence. So the mask comes from their `positions`: a query sees
 # the keys that stand no later than itself in the sequence.
@@ -468,8 +464,8 @@ def by_heads(q, k, v, layout, group=None):
 #
 # Write Ulysses' first step better: from some tokens of all heads to all tokens of some heads. `by_heads` needs an
 # all-to-all each for queries, keys and values. One is enough. And today's models have fewer heads of keys and values
-# than of queries (**grouped-query attention**), often fewer than there are ranks. Then a head is sent to each rank whose
-# queries it serves. You may use `Swap`.
+# than of queries (**grouped-query attention**), often fewer than there are ranks. Then a head is sent to each rank
+# whose queries it serves. You may use `Swap`.
 
 
 # %% nbgrader={"grade_id": "10.5", "solution": true}
@@ -505,11 +501,11 @@ check("10.5", heads_for_sequence)
 # %% [markdown]
 # ### What leaves a rank, and what it holds
 #
-# Call $S$ the bytes of a rank's keys. Its values, queries and outputs have as many. In the all-gather, on a ring, every
-# rank sends all keys and values but those of its neighbour, $2S(n-1)$ bytes.
+# Call $S$ the bytes of a rank's keys. Its values, queries and outputs have as many. In the all-gather, on a ring,
+# every rank sends all keys and values but those of its neighbour, $2S(n-1)$ bytes.
 #
-# **Predict** what leaves each of 4 ranks in forward, compared with that (1 means as much). In an all-to-all a rank keeps
-# one piece of $n$, and sends each other piece once.
+# **Predict** what leaves each of 4 ranks in forward, compared with that (1 means as much). In an all-to-all a rank
+# keeps one piece of $n$, and sends each other piece once.
 
 # %% tags=["prediction"]
 predicted = {"ring": 1.0, "by heads": 0.5}
@@ -565,26 +561,23 @@ compare(
 )
 
 # %% [markdown]
-# The ring sends what the all-gather sends, but in pieces. So it saves memory, not bytes, and it can save time: the next
-# keys travel while a rank computes (exercise 10.3). By heads, $4S(n-1)/n$ bytes leave a rank: since $S$ is the $n$-th
-# part of all keys, they become *fewer* with more ranks.
+# The ring sends what the all-gather sends, but in pieces. So it saves memory, not bytes, and it can save time, because
+# the next keys can travel while a rank computes (exercise 10.3). By heads, $4S(n-1)/n$ bytes leave a rank. They become
+# *fewer* with more ranks, since $S$ is the $n$-th part of all keys.
 #
 # ### The scores that are never made
 #
-# Attention over $T$ tokens has $H \cdot T^2$ scores. For 131,072 tokens and 32 heads they take 2 TiB in float32, in each
-# layer. Here one process would hold 1,048,576 bytes of them. With an all-gather one of 4 ranks holds a quarter: it has a
-# quarter of the queries. **Predict** the bytes of the largest tensor of scores in our ring.
+# Attention over $T$ tokens has $H \cdot T^2$ scores. For 131,072 tokens and 32 heads they take 2 TiB in float32, in
+# each layer. Here one process would hold 1,048,576 bytes of them. With an all-gather one of 4 ranks holds a quarter:
+# it has a quarter of the queries. **Predict** the bytes of the largest tensor of scores in our ring.
 
 # %% tags=["prediction"]
 predicted = {"ring": 16_384}
 
 # %%
-measured = {name: largest for name, (_, largest) in in_forward.items()}
-
-# %%
 compare(
     predicted,
-    measured,
+    {"ring": in_forward["ring"][1]},
     likely={
         "A rank of the ring has a quarter of the queries, and attends to a quarter of the keys at a "
         "time.": {"ring": 1_048_576 // 4},
@@ -595,9 +588,9 @@ compare(
 )
 
 # %% [markdown]
-# The ring divides by $4n^2$, the all-gather by $n$, and so does the way by heads, with its $H/n$ heads. A **fused
-# kernel** such as FlashAttention never writes the scores to memory: inside a GPU it does, tile by tile, what the ring
-# does between GPUs. With one, what remains is $K$ and $V$: all of them with an all-gather, a part in the ring.
+# The ring divides by $4n^2$, the others by $n$ (by heads there are $H/n$ heads). A **fused kernel** such as
+# FlashAttention never writes the scores to memory: it does inside a GPU, tile by tile, what the ring does between
+# GPUs. Then $K$ and $V$ are what remains: all of them with an all-gather, a part in the ring.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: backward, a model, and `context_parallel`
@@ -696,9 +689,9 @@ def ring(q, k, v, layout, group=None):
 # %% [markdown]
 # ### 10.4 Ring attention with its backward (4 points)
 #
-# Write your ring of 10.3 as an `autograd.Function`. Forward keeps what backward needs, which is not the other ranks' keys
-# and values: they come round a second time. Their gradients follow one hop behind. The hops of keys and values are hidden
-# in both passes. You may use `attend`, `merged`, `attend_backward` and `pass_on`.
+# Write your ring of 10.3 as an `autograd.Function`. Forward keeps what backward needs, which is not the other ranks'
+# keys and values: they come round a second time. Their gradients follow one hop behind. The hops of keys and values
+# are hidden in both passes. You may use `attend`, `merged`, `attend_backward` and `pass_on`.
 
 
 # %% nbgrader={"grade_id": "10.4", "solution": true}
@@ -771,7 +764,7 @@ check("10.4", RingAttention)
 # %% [markdown]
 # ### Three ways against one process
 #
-# Output, $dQ$, $dK$ and $dV$ of each way are compared with those of one process, and the bytes of backward are counted.
+# Now compare output, $dQ$, $dK$ and $dV$ of each way with those of one process, and count the bytes of backward.
 
 
 # %%
@@ -816,7 +809,8 @@ compare(
 
 # %%
 for name, count in in_backward.items():
-    print(f"{name:10} sends {sent[name]} bytes in forward and {count} in backward")
+    shares = f"{sent[name] / S:g} S and {count / S:g} S"
+    print(f"{name:10} sends {sent[name]} bytes in forward and {count} in backward: {shares}")
 
 # %% [markdown]
 # Which way should you take?
@@ -827,15 +821,16 @@ for name, count in in_backward.items():
 # | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads of queries |
 # | ring | $6S(n-1)$ | its own keys and values, and one more set | each hop has to hide behind computing |
 #
-# With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. By heads, ranks in
-# excess of these heads get copies (exercise 10.5). The ways can also be multiplied: by heads inside a machine, a ring
-# between machines ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). With $c$ tokens on a rank, the computing of a
-# hop grows with $c^2$ and its bytes with $c$, so above some length the hops cost no time (Liu et al. 2023, section 3).
+# With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. By heads, ranks
+# in excess of these heads get copies (exercise 10.5). The ways can also be multiplied: by heads inside a machine, a
+# ring between machines ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). With $c$ tokens on a rank, the
+# computing of a hop grows with $c^2$ and its bytes with $c$, so above some length the hops cost no time (Liu et al.
+# 2023, section 3).
 #
 # ### A language model on cut sequences
 #
-# Two parts of a model know where a token stands: the position embedding, which numbers tokens from 0 on, and attention.
-# Give the first this rank's `positions` and replace the second. All else stays.
+# Two parts of a model know where a token stands. The position embedding numbers tokens from 0 on: give it this rank's
+# `positions`. And attention is replaced.
 
 
 # %%
@@ -855,9 +850,9 @@ def for_part(model, mine, mix):
 
 
 # %% [markdown]
-# The targets are the tokens shifted by one, and the next token may lie on another rank. So shift first, then cut tokens
-# and targets with the *same* positions. All ranks have equally many tokens, so gradients are averaged over all ranks, as
-# in chapter 3.
+# The targets are the tokens shifted by one, and the next token may lie on another rank. So shift first, then cut
+# tokens and targets with the *same* positions. All ranks have equally many tokens, so gradients are averaged as in
+# chapter 3.
 
 # %%
 CONTEXT, WINDOWS, STEPS = 32, 8, 5
@@ -890,8 +885,8 @@ def average(*tensors):
 
 
 # %% [markdown]
-# On a mesh of data x context, each context group runs its own ring. The gradient has terms from all ranks, with
-# different rows or different tokens, so it is averaged over both dimensions.
+# On a mesh of data x context, each context group runs its own ring. The gradient has terms from all ranks, so it is
+# averaged over both dimensions.
 
 
 # %%
@@ -907,12 +902,7 @@ def train_cut(rank, attention, data, context):
 
 # %%
 one_process = train(new_model(), lambda x: x)
-for data, context, name in (
-    (1, 4, "ring"),
-    (2, 2, "ring"),
-    (2, 2, "all-gather"),
-    (2, 2, "by heads"),
-):
+for data, context, name in [(1, 4, "ring"), *((2, 2, name) for name in ways)]:
     trained = launch(train_cut, data * context, ways[name], data, context)
     difference = check_equal(one_process, trained)
     print(f"data {data} x context {context}, {name:10}  largest difference: {difference}")
@@ -920,12 +910,12 @@ for data, context, name in (
 # %% [markdown]
 # ### With PyTorch: `context_parallel`
 #
-# PyTorch's own API is a context manager, still called experimental. Inside it the `buffers` are this rank's part, cut by
-# head and tail, and `scaled_dot_product_attention` is replaced by one for cut sequences. It merges part by part, as our
-# ring does, but brings all keys in one all-gather.
+# PyTorch's own API is a context manager, still called experimental. Inside it the `buffers` are this rank's part, cut
+# by head and tail, and `scaled_dot_product_attention` is replaced by one for cut sequences. It merges part by part, as
+# our ring does, but brings all keys in one all-gather.
 #
-# It needs kernels that return the logsumexp. Those for GPUs do. The one for CPUs has no rule for cut sequences: there the
-# cell ends with *does not have a sharding strategy registered*. With two GPUs it computes.
+# It needs kernels that return the logsumexp. Those for GPUs do. The one for CPUs has no rule for cut sequences: there
+# the cell ends with *does not have a sharding strategy registered*. With two GPUs it computes.
 
 # %% tags=["nbval-ignore-output"]
 from torch.distributed.tensor.experimental import context_parallel
@@ -997,14 +987,14 @@ for name, difference in zip(("output", "dQ", "dK", "dV"), worst):
     print(f"{name:6}  largest difference from one process: {difference}")
 
 # %% [markdown]
-# A test of the output alone passes. For Megatron-LM somebody reported wrong $dQ$, $dK$ and $dV$ with context parallelism
-# ([issue 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)), found by a comparison of gradients. Compare all four.
+# A test of the output alone passes. A comparison of gradients with one process is also behind a report of wrong $dQ$,
+# $dK$ and $dV$ in Megatron-LM ([issue 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)). Compare all four.
 #
 # ### Bug hunt: positions and labels
 #
-# Two lines of a training script look harmless. The model numbers its tokens itself, `torch.arange(t)`, as it always
-# did. And it makes the labels where the loss is, by shifting the tokens that are here by one. What do these lines do to
-# a zig-zag of two ranks? Find an answer before you run the cell.
+# Two lines of a training script look harmless. The model numbers its tokens itself with `torch.arange(t)`, as it
+# always did. The loss gets its labels by shifting the tokens that are here by one. What do these lines do to a zig-zag
+# of two ranks? Find an answer before you run the cell.
 
 # %%
 for rank in range(2):
@@ -1012,8 +1002,8 @@ for rank in range(2):
     print(f"rank {rank}: tokens {mine}, numbered {list(range(4))}, and next come {mine[1:]}")
 
 # %% [markdown]
-# Rank 0 calls token 6 number 2, and teaches that after token 1 comes token 6. The model learns both. Make positions and
-# labels from the whole sequence, then cut.
+# Rank 0 calls token 6 number 2, and teaches that after token 1 comes token 6. The model learns both. Make positions
+# and labels from the whole sequence, then cut.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -1025,11 +1015,13 @@ for rank in range(2):
 # | 10.3 Ring attention, forward, that hides its hops | 3 | section 3 |
 # | 10.5 Heads for sequence, with grouped heads | 2 | section 3 |
 # | 10.4 Ring attention with its backward | 4 | section 4 |
+#
+# `hint("10.1")` gives the next hint for 10.1.
 
 # %% [markdown]
 # ## 7. See it: fair shares, bytes and scores
 #
-# Choose a cut, the ranks, and the tokens of each. The layer has 32 heads of width 128, in 16 bits. Two things to try:
+# Choose a cut, the ranks, and the tokens of each, for 32 heads of width 128 in 16 bits. Two things to try:
 #
 # * Add ranks in blocks: the share of the time in which they compute falls towards a half. In the zig-zag it is 100 %.
 # * Double the tokens: the bytes double, and all scores grow fourfold.
@@ -1040,18 +1032,18 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *At the start, four ranks in blocks compute for 57 % of the time. The ring sends as much as the all-gather; what is small
-# are its scores.* Computed with the formulas of section 3, not measured.
+# *At the start, ranks compute for 57 % of the time. The ring sends as much as the all-gather; what is small are its
+# scores.* Computed with the formulas of section 3, not measured.
 
 # %% [markdown]
-# ## 8. On a cluster
+# ## 8. On a cluster: documents, links and shards
 #
 # * **Several documents in one window.** The mask ends at their borders, and a cut by position alone is no longer fair.
 #   PyTorch has a balancer for each document.
-# * **Where to place the group.** A ring's hop goes to a neighbour and can hide behind computing, so the group may reach
-#   over several machines. An all-to-all talks to all ranks and stays inside one.
-# * **What stays.** Parameters, gradients and optimizer state are whole on every rank. FSDP shards them over all ranks of
-#   data x context (chapter 8).
+# * **Where to place the group.** A ring's hop goes to a neighbour and can hide behind computing, so the group may
+#   reach over several machines. An all-to-all talks to all ranks and stays inside one.
+# * **What stays.** Parameters, gradients and optimizer state are whole on every rank. FSDP shards them over all ranks
+#   of data x context (chapter 8).
 
 # %% [markdown]
 # ## 9. Remember
@@ -1059,13 +1051,12 @@ explore.Explorer(
 # 1. Attention over some keys is an output and a logsumexp. Two of them merge exactly, in any order.
 # 2. In a ring, queries stay and keys and values make $n - 1$ hops. Their gradients follow one hop behind.
 # 3. A causal mask makes a cut from front to back unfair. The zig-zag is fair, in every hop.
-# 4. Ring and all-gather send the same in forward, $2S(n-1)$. The ring saves memory. By heads the bytes shrink with $n$, and
-#    the heads set the limit.
+# 4. Ring and all-gather send the same in forward, $2S(n-1)$. The ring saves memory. By heads the bytes shrink with
+#    $n$, and the heads set the limit.
 # 5. Tokens, positions and shifted labels are cut by the same list. Compare output, $dQ$, $dK$ *and* $dV$.
 #
-# **Sources**
+# **Sources**, beside those linked above
 #
-# * Liu et al., Jacobs et al., Llama Team, Milakov and Gimelshein, Brandon et al., Fang and Zhao, Zhu: linked above.
 # * T. Dao et al., *FlashAttention*, 2022, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135): section 3.1 tiles,
 #   appendix B.2 backward.
 # * PyTorch: [context parallel tutorial](https://docs.pytorch.org/tutorials/unstable/context_parallel.html).

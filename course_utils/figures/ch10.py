@@ -83,8 +83,8 @@ def pairs_of(rank: int, ranks: int, layout: Layout) -> float:
 
 
 MESSAGES = {
-    "blocks": "Blocks: all wait for the last rank",
-    "zig-zag": "Zig-zag: all have the same work",
+    "blocks": "Blocks: all wait for the last",
+    "zig-zag": "Zig-zag: all end together",
 }
 
 
