@@ -144,8 +144,9 @@ check("10.1", merge)
 # %% [markdown]
 # ### The same on two ranks
 #
-# The lesson's own `merged` is for queries that have seen a key on both sides. Two ranks have four of eight tokens
-# each, and no mask yet. A rank attends to the keys of each rank, then merges. A second run takes the mean instead.
+# The lesson's own `merged` is for queries that have seen a key on both sides. Two ranks have four of the eight tokens
+# each. There is no mask yet. A rank attends to the keys of each rank, then merges. A second run takes the mean
+# instead.
 
 
 # %%
@@ -189,8 +190,8 @@ print("the same with the mean:             ", largest_difference(whole, [wrong])
 # **chunks** and give rank $r$ the chunks $2r$ and $2r + 1$, as one cuts a text from front to back. A query in chunk
 # $i$ sees all keys of the chunks before it and, on average, half of those in its own.
 #
-# **Predict** for 4 ranks: how many times as much work as the first rank has the last one? Count pairs of chunks. A
-# chunk with itself is half a pair.
+# **Predict** for 4 ranks: how many times the first rank's work does the last rank do? Count pairs of chunks. A chunk
+# with itself is half a pair.
 
 # %% tags=["prediction"]
 predicted = {"last rank's work, times the first's": 7.0}
@@ -223,7 +224,7 @@ compare(
     predicted,
     measured,
     likely={
-        "All ranks have as many tokens, but the last ones are compared with more.": {
+        "All ranks have equally many tokens, but the last ones are compared with more.": {
             "last rank's work, times the first's": 1.0
         },
         "Half of a chunk's pair with itself is masked.": {
@@ -597,8 +598,8 @@ compare(
 #
 # ### Backward: the gradients follow their keys
 #
-# Autograd knows nothing of messages, so the ring needs a backward of its own. Forward has kept each rank's own tensors
-# only. **Predict** what leaves a rank of the ring in backward, compared with forward.
+# Autograd knows nothing of messages, so the ring needs a backward of its own. Forward has kept only each rank's own
+# tensors. **Predict** what leaves a rank of the ring in backward, compared with forward.
 
 # %% tags=["prediction"]
 predicted = {"backward, times forward": 2.0}
@@ -690,8 +691,8 @@ def ring(q, k, v, layout, group=None):
 # ### 10.4 Ring attention with its backward (4 points)
 #
 # Write your ring of 10.3 as an `autograd.Function`. Forward keeps what backward needs, which is not the other ranks'
-# keys and values: they come round a second time. Their gradients follow one hop behind. The hops of keys and values
-# are hidden in both passes. You may use `attend`, `merged`, `attend_backward` and `pass_on`.
+# keys and values: they come round a second time. Their gradients follow them, and need one hop more to be home. The
+# hops of keys and values are hidden in both passes. You may use `attend`, `merged`, `attend_backward` and `pass_on`.
 
 
 # %% nbgrader={"grade_id": "10.4", "solution": true}
@@ -955,7 +956,7 @@ print("largest difference from one process:", max(differences))
 # ### Gradients that come home late
 #
 # In backward a rank adds its part to the gradients that are here and *then* sends them. Below, the two steps are
-# swapped, so a gradient is always one hop behind its keys.
+# swapped: a rank sends first and then adds its part to what has come.
 #
 # **Predict** how many of the four results (output, $dQ$, $dK$, $dV$) are still right.
 
@@ -987,8 +988,9 @@ for name, difference in zip(("output", "dQ", "dK", "dV"), worst):
     print(f"{name:6}  largest difference from one process: {difference}")
 
 # %% [markdown]
-# A test of the output alone passes. A comparison of gradients with one process is also behind a report of wrong $dQ$,
-# $dK$ and $dV$ in Megatron-LM ([issue 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)). Compare all four.
+# At the end each gradient is one rank short of its home. Output and $dQ$ are right, so a test of the output alone
+# passes. A comparison of gradients is also behind a report of wrong $dQ$, $dK$ and $dV$ in Megatron-LM ([issue
+# 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)). Compare all four.
 #
 # ### Bug hunt: positions and labels
 #
@@ -1049,7 +1051,7 @@ explore.Explorer(
 # ## 9. Remember
 #
 # 1. Attention over some keys is an output and a logsumexp. Two of them merge exactly, in any order.
-# 2. In a ring, queries stay and keys and values make $n - 1$ hops. Their gradients follow one hop behind.
+# 2. In a ring, queries stay and keys and values make $n - 1$ hops. Their gradients follow them home.
 # 3. A causal mask makes a cut from front to back unfair. The zig-zag is fair, in every hop.
 # 4. Ring and all-gather send the same in forward, $2S(n-1)$. The ring saves memory. By heads the bytes shrink with
 #    $n$, and the heads set the limit.

@@ -13,7 +13,7 @@ Layout = Callable[[int, int], list[int]]  # (rank, ranks) -> the numbers of its 
 
 
 def in_halves(rank: int, ranks: int) -> list[int]:
-    """Neighbouring chunks, as a document is cut from front to back."""
+    """Neighbouring chunks, as a text is cut from front to back."""
     return [2 * rank, 2 * rank + 1]
 
 
