@@ -107,8 +107,8 @@ compare(
 # \ell = \log\left(e^{\ell_a} + e^{\ell_b}\right).$$
 #
 # This is exact, and the result can be merged again, so attention can be computed in any number of pieces and in any
-# order ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867), section 3). Scores of a trained model reach
-# the hundreds, and $e^{100}$ overflows in float32. So compute with differences: $e^{\ell_a - \ell}$ is at most 1.
+# order ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867), section 3). Trained models have scores in the
+# hundreds, and $e^{100}$ overflows in float32. So compute with differences: $e^{\ell_a - \ell}$ is at most 1.
 
 # %% [markdown]
 # ### 10.1 Merge two partial results (2 points)
@@ -913,8 +913,8 @@ for data, context, name in [(1, 4, "ring"), *((2, 2, name) for name in ways)]:
 # by head and tail, and `scaled_dot_product_attention` is replaced by one for cut sequences. It merges part by part, as
 # our ring does, but brings all keys in one all-gather.
 #
-# It needs kernels that return the logsumexp. Those for GPUs do. The one for CPUs has no rule for cut sequences: there
-# the cell ends with *does not have a sharding strategy registered*.
+# It needs attention kernels with a rule for cut sequences. Those for GPUs have one. The kernel for CPUs has none, and
+# there the cell ends with *does not have a sharding strategy registered*.
 
 # %% tags=["nbval-ignore-output"]
 from torch.distributed.tensor.experimental import context_parallel
