@@ -107,8 +107,9 @@ compare(
 # \ell = \log\left(e^{\ell_a} + e^{\ell_b}\right).$$
 #
 # This is exact, and the result can be merged again, so attention can be computed in any number of pieces and in any
-# order ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867), section 3). Trained models have scores in the
-# hundreds, and $e^{100}$ overflows in float32. So compute with differences: $e^{\ell_a - \ell}$ is at most 1.
+# order ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867), section 3). Scores of trained models can
+# reach the hundreds, and $e^{100}$ overflows in float32. So compute with differences: $e^{\ell_a - \ell}$ is at most
+# 1.
 
 # %% [markdown]
 # ### 10.1 Merge two partial results (2 points)
