@@ -791,7 +791,7 @@ for ranks in (1, 2, n):
     results = launch(equality_and_bytes, ranks, ways)
     for name in ways:
         worst = max(difference for result in results for difference in result[name][0])
-        print(f"{ranks} ranks, {name:10} largest difference from one process: {worst}")
+        print(f"ranks: {ranks}  {name:10}  largest difference from one process: {worst}")
 in_backward = {name: count for name, (_, count) in results[0].items()}
 measured = {"backward, times forward": in_backward["ring"] / sent["ring"]}
 
