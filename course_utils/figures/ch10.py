@@ -1,6 +1,6 @@
-"""The figures of chapter 10: pages round a table, who computes what, who holds what when."""
+"""The figures of chapter 10: cards that go round, who computes what, who holds what when."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -13,7 +13,7 @@ Layout = Callable[[int, int], list[int]]  # (rank, ranks) -> the numbers of its 
 
 
 def in_halves(rank: int, ranks: int) -> list[int]:
-    """Neighbouring chunks, as a document is cut from front to back."""
+    """Neighbouring chunks, as a text is cut from front to back."""
     return [2 * rank, 2 * rank + 1]
 
 
@@ -25,39 +25,37 @@ def head_and_tail(rank: int, ranks: int) -> list[int]:
 LAYOUTS = {"blocks": in_halves, "zig-zag": head_and_tail}
 
 
-def table() -> Figure:
-    """Four desks round a table: the questions stay, the pages go to the next desk."""
-    figure, ax = plots.canvas(height=2.8)
-    desks = [(2.0, 2.45), (6.4, 2.45), (6.4, 0.15), (2.0, 0.15)]
-    for rank, (x, y) in enumerate(desks):
+def buildings() -> Figure:
+    """Four buildings in a ring: the questions stay, the cards go to the next building."""
+    figure, ax = plots.canvas(height=3.1)
+    for rank, (x, y) in enumerate([(2.3, 2.5), (6.1, 2.5), (6.1, 0.15), (2.3, 0.15)]):
         color = plots.RANK_COLORS[rank]
-        ax.add_patch(Rectangle((x, y), 1.6, 0.95, facecolor=color, edgecolor=plots.COLORS["ink"]))
-        ax.text(x + 0.8, y + 0.66, f"desk {rank}", ha="center", va="center", fontsize=10)
-        ax.text(x + 0.8, y + 0.28, f"questions {rank}", ha="center", va="center", fontsize=9)
-        side = x - 1.1 if x < 5 else x + 1.8
-        plots.pile(ax, side, y + 0.2, [color] * 6, label=f"pages {rank}")
+        plots.building(ax, x, y, label=f"questions {rank}", color=color)
+        side = x - 1.1 if x < 5 else x + 1.9
+        plots.pile(ax, side, y + 0.2, [color] * 6, label=f"cards {rank}")
     for start, end in [
-        ((3.75, 2.95), (6.25, 2.95)),
-        ((7.2, 2.35), (7.2, 1.2)),
-        ((6.25, 0.65), (3.75, 0.65)),
-        ((2.8, 1.2), (2.8, 2.35)),
+        ((4.1, 2.9), (5.9, 2.9)),
+        ((6.9, 2.4), (6.9, 1.4)),
+        ((5.9, 0.55), (4.1, 0.55)),
+        ((3.1, 1.4), (3.1, 2.4)),
     ]:
         plots.arrow(ax, start, end, color=plots.COLORS["communication"])
-    ax.text(5.0, 1.8, "the pages travel,\nthe questions stay", ha="center", va="center")
+    plots.truck(ax, 4.5, 2.95)
+    ax.set_title("The questions stay in their building, and the cards go round")
     return figure
 
 
 def travels(ranks: int) -> Figure:
-    """Which pages, and the gradient of which pages, each rank has at each hop of backward."""
+    """Whose keys and values, and whose gradients, each rank has at each hop of backward."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 0.62 * ranks + 1.5))
     for rank in range(ranks):
         row = ranks - 1 - rank
         for hop in range(ranks):
-            _cell(ax, hop, row + 0.5, f"pages {(rank - hop) % ranks}", (rank - hop) % ranks)
+            owner = (rank - hop) % ranks
+            _cell(ax, hop, row + 0.5, f"K, V of {owner}", owner)
             if hop:
-                page = (rank - hop) % ranks
-                _cell(ax, hop, row, f"gradient {page}", page, edge=plots.COLORS["gradients"])
-        _cell(ax, ranks, row, f"gradient {rank}", rank, edge=plots.COLORS["gradients"])
+                _cell(ax, hop, row, f"dK, dV of {owner}", owner, edge=plots.COLORS["gradients"])
+        _cell(ax, ranks, row, f"dK, dV of {rank}", rank, edge=plots.COLORS["gradients"])
     ax.set_xlim(-0.5, ranks + 0.5)
     ax.set_ylim(-0.3, ranks - 0.2)
     ax.set_xticks(range(ranks + 1), [*(f"hop {hop}" for hop in range(ranks)), "home"])
@@ -67,7 +65,7 @@ def travels(ranks: int) -> Figure:
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    ax.set_title("Gradients start at hop 1 and follow their pages")
+    ax.set_title("Gradients start one hop late, follow their keys and come home")
     return figure
 
 
@@ -84,15 +82,19 @@ def pairs_of(rank: int, ranks: int, layout: Layout) -> float:
     return sum(mine + 0.5 for mine in layout(rank, ranks))
 
 
-def shares(ranks: int, names: Sequence[str] = ("blocks", "zig-zag")) -> Figure:
+MESSAGES = {
+    "blocks": "Blocks: all wait for the last",
+    "zig-zag": "Zig-zag: all end together",
+}
+
+
+def shares(ranks: int) -> Figure:
     """The causal mask in chunks, coloured by the rank that computes; below, the work of each."""
     heights = {"height_ratios": [3, 1.3]}
-    figure, axes = plt.subplots(
-        2, len(names), figsize=(plots.WIDTH, 5.2), gridspec_kw=heights, squeeze=False
-    )
-    for (above, below), name in zip(axes.T, names, strict=True):
+    figure, axes = plt.subplots(2, 2, figsize=(plots.WIDTH, 5.2), gridspec_kw=heights)
+    for (above, below), (name, message) in zip(axes.T, MESSAGES.items(), strict=True):
         _mask(above, ranks, LAYOUTS[name])
-        above.set_title(name.capitalize())
+        above.set_title(message)
         _work(below, ranks, LAYOUTS[name])
     axes[0][0].set_ylabel("queries: chunk")
     axes[1][0].set_ylabel("pairs")
@@ -136,9 +138,9 @@ METHODS = ("all-gather", "by heads", "ring")
 
 def costs(tokens: int, heads: int, head_width: int, ranks: int) -> dict[str, tuple[float, float]]:
     """Bytes that leave a rank in a forward pass, and the bytes of the scores that it holds at once,
-    for each method; float32, one sequence."""
-    n, own = ranks, tokens // ranks * heads * head_width * 4
-    scores = heads * tokens * tokens * 4
+    for each method; 16 bits, one sequence."""
+    n, own = ranks, tokens // ranks * heads * head_width * 2
+    scores = heads * tokens * tokens * 2
     return {
         "all-gather": (2 * own * (n - 1), scores / n),
         "by heads": (4 * own * (n - 1) / n, scores / n),
@@ -146,53 +148,40 @@ def costs(tokens: int, heads: int, head_width: int, ranks: int) -> dict[str, tup
     }
 
 
-def compared(tokens: int, heads: int, head_width: int, sizes: Sequence[int]) -> Figure:
-    """What leaves a rank, and the scores that it holds, over the number of ranks."""
-    figure, axes = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.6))
-    marks = {"all-gather": ("s", 9), "by heads": ("^", 7), "ring": ("o", 5)}
-    for ax, index in zip(axes, (0, 1), strict=True):
-        for method, look in zip(METHODS, plots.LINES):
-            some = [n for n in sizes if method != "by heads" or heads % n == 0]
-            values = [costs(tokens, heads, head_width, n)[method][index] / 2**30 for n in some]
-            marker, size = marks[method]
-            ax.plot(some, values, marker=marker, markersize=size, label=method, **look)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(sizes, sizes)
-        ax.set_xlabel("ranks")
-    axes[0].set(ylabel="GiB that leave a rank", title="Sent in forward")
-    axes[1].set(ylabel="GiB of scores at once", title="Scores without a fused kernel")
-    axes[1].set_yscale("log", base=2)
-    axes[1].yaxis.set_major_formatter("{x:g}")
-    axes[0].legend()
-    return figure
-
-
 def explored(layout: str, ranks: int, tokens: int) -> Figure:
     """The explorer's picture: the mask of one layout, and what each method would send and hold.
 
     A rank holds two chunks of equal length: of an odd number of tokens it leaves one out.
     """
-    tokens -= tokens % 2
-    figure, axes = plt.subplots(
-        1, 2, figsize=(plots.WIDTH, 4.0), gridspec_kw={"width_ratios": [1, 1.5]}
+    whole = ranks * (tokens - tokens % 2)
+    figure, axes = plt.subplot_mosaic(
+        [["mask", "sent"], ["mask", "scores"]],
+        figsize=(plots.WIDTH, 4.2),
+        gridspec_kw={"width_ratios": [1, 1.1]},
     )
-    _mask(axes[0], ranks, LAYOUTS[layout])
-    axes[0].set_ylabel("queries: chunk")
-    axes[0].set_title(layout.capitalize())
+    _mask(axes["mask"], ranks, LAYOUTS[layout])
+    axes["mask"].set_ylabel("queries: chunk")
     work = [pairs_of(rank, ranks, LAYOUTS[layout]) for rank in range(ranks)]
     busy = sum(work) / (ranks * max(work))
-    lines = [
-        f"{ranks} ranks, {tokens:,} tokens each: {ranks * tokens:,} tokens",
-        f"pairs of chunks, least to most: {min(work):g} to {max(work):g}",
-        f"share of the time in which ranks compute: {busy:.0%}",
-        "",
-        "32 heads of width 128, float32, one layer:",
-    ]
-    for method, (sent, scores) in costs(ranks * tokens, 32, 128, ranks).items():
-        fits = method != "by heads" or 32 % ranks == 0
-        said = f"sends {plots.human_bytes(sent)}, scores {plots.human_bytes(scores)}"
-        lines.append(f"{method}: {said if fits else f'32 heads do not divide by {ranks}'}")
-    axes[1].axis("off")
-    for i, line in enumerate(lines):
-        axes[1].text(0, 0.95 - 0.105 * i, line, transform=axes[1].transAxes, fontsize=9.5)
+    axes["mask"].set_title(f"{layout.capitalize()}: ranks compute\n{busy:.0%} of the time")
+    sent, scores = zip(*costs(whole, 32, 128, ranks).values(), strict=True)
+    _bars(axes["sent"], sent, ranks, plots.COLORS["communication"])
+    axes["sent"].set_title(f"{whole:,} tokens:\neach rank sends, in forward")
+    _bars(axes["scores"], scores, ranks, plots.COLORS["activations"])
+    axes["scores"].set_title("and holds of scores, at once")
     return figure
+
+
+def _bars(ax: Axes, values: tuple[float, ...], ranks: int, color: str) -> None:
+    """A bar for each method, with its bytes; 32 heads do not divide by every number of ranks."""
+    shown = [
+        0 if method == "by heads" and 32 % ranks else value
+        for method, value in zip(METHODS, values)
+    ]
+    ax.barh(METHODS, shown, 0.6, color=color)
+    for place, (bar, value) in enumerate(zip(shown, values, strict=True)):
+        words = plots.human_bytes(value) if bar == value else f"32 heads do not divide by {ranks}"
+        ax.text(bar, place, f" {words}", va="center", fontsize=9)
+    ax.set_xlim(0, 1.5 * max(*shown, 1))
+    ax.set_xticks([])
+    ax.invert_yaxis()

@@ -340,7 +340,7 @@ def of_context(v, function: str, way: str):
 
 @row("ring attention, S of keys on a rank: forward")
 def _(v):
-    return of_context(v, "bytes_in_forward", "ring_forward")
+    return of_context(v, "bytes_and_scores", "ring_forward")[0]
 
 
 @row("ring attention: backward")
@@ -350,14 +350,14 @@ def _(v):
 
 @row("attention by heads (Ulysses): each direction")
 def _(v):
-    there = of_context(v, "bytes_in_forward", "by_heads")
+    there, _ = of_context(v, "bytes_and_scores", "by_heads")
     assert there == of_context(v, "equality_and_bytes", "by_heads")[1]
     return there
 
 
 @row("largest scores of attention in a ring, in bytes")
 def _(v):
-    largest = of_context(v, "scores_of", "ring")
+    _, largest = of_context(v, "bytes_and_scores", "ring")
     v.N, v.s = 1, v.T  # one sequence
     return largest
 

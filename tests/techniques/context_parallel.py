@@ -227,7 +227,7 @@ def masked_by_chunk(rank: int, job: Job) -> Trained:
 
 @mistake([2, 4], ATTENTION)
 def gradients_one_hop_late(rank: int, job: Job) -> Trained:
-    return mixed_alone(job, ring_with(ring_backward=load_code(10, "late_backward")), zigzag)
+    return mixed_alone(job, ring_with(add_and_pass=load_code(10, "pass_then_add")), zigzag)
 
 
 @mistake([2], LANGUAGE)

@@ -4,7 +4,7 @@ backward, heads for sequence with an all-to-all.
 Functions whose first argument is `rank` run on real ranks and only report what they saw. The
 requirements know the whole sequence, compute what each rank should have, and what it has after a
 mistake: which keys a rank sees is a function of it and of the rank that the keys are from. Gradients of
-pages are a table, by the rank of the queries and the rank of the pages, of which each mistake on the way
+keys are a table, by the rank of the queries and the rank of the keys, of which each mistake on the way
 home adds other entries. That a hop is hidden is read off the order of calls, waits and products.
 
 The chapter computes by pairs of chunks, two chunks a rank, so that one program serves both layouts and

@@ -37,28 +37,28 @@ ring = Exercise(
     parameters=("q", "k", "v"),
     hints=[
         (
-            "First write it with `pass_on`: begin with your own pages and a triangle of tokens as the mask; then n - 1 times "
-            "pass the pages on, see whose they are, attend with what may see them, merge. Where would you start a hop, and "
+            "First write it with `pass_on`: begin with your own keys and values and a triangle of tokens as the mask; then n - 1 "
+            "times pass both on, see whose they are, attend with the queries that may see them, merge. Where would you start a hop, and "
             "where wait for it, so that it is under way while you attend?"
         ),
         (
-            "After h hops you have the pages of rank - h, modulo n. If that rank stands before you (h <= rank), attend "
-            "with all queries to the first half of its pages; else with the second half of your queries to all of them. "
+            "After h hops you have the keys of rank - h, modulo n. If that rank stands before you (h <= rank), attend "
+            "with all queries to the first half of its keys; else with the second half of your queries to all of them. "
             "`batch_isend_irecv` returns at once, with a list of what there is to wait for."
         ),
         (
-            "In each turn but the last: start to send the pages that you have and to receive into new tensors; attend and "
-            "merge; wait; what has come are the pages of the next turn. In the second case only the second half of output and "
+            "In each turn but the last: start to send the keys that you have and to receive into new tensors; attend and "
+            "merge; wait; what has come are the keys of the next turn. In the second case only the second half of output and "
             "logsumexp changes: merge that half, and join it again with the first."
         ),
     ],
     misconceptions={
         **MESSAGES,
-        "wrong-hops": "Your queries have not met the pages of each rank once. There are n - 1 hops: after fewer some pages "
+        "wrong-hops": "Your queries have not met the keys of each rank once. There are n - 1 hops: after fewer some keys "
         "are missing, after one more your own are with you again.",
-        "wrong-mask": "Your mask is not that of the document. On its own pages a rank needs a triangle of tokens: a query sees the tokens "
-        "before it and itself. Of another rank's pages a query sees a chunk whole or not at all: no triangle there.",
-        "wrong-case": "You take some pages for those of another rank, or the other case. Pass pages on to rank + 1; after h hops "
+        "wrong-mask": "Your mask is not that of the sequence. On its own keys a rank needs a triangle of tokens: a query sees the tokens "
+        "before it and itself. Of another rank's keys a query sees a chunk whole or not at all: no triangle there.",
+        "wrong-case": "You take one rank's keys for those of another, or one case for the other. Pass keys on to rank + 1; after h hops "
         "you have those of rank - h. As long as h <= rank it stands before you, and all your queries see its first chunk; "
         "else your second chunk sees both of its chunks, and your first one none.",
         "keys-and-values-parted": "Of keys and values only one travels: after a hop a rank weighs the values of one rank by "
@@ -66,10 +66,10 @@ ring = Exercise(
         "not-scaled": "Your scores are not divided by the root of the head's width, q.shape[-1] ** 0.5, as in `attend`.",
         "not-merged": "You do not merge partial results by their logsumexps, at least not in each hop. A mean, a sum or the "
         "last of them is another result. Use `merged`, and keep both things that it returns.",
-        "not-a-number": "There is NaN in your output, as where a query sees none of some pages: its logsumexp is minus "
-        "infinity. Begin with your own pages, and attend with those queries only that see something.",
-        "all-at-once": "You bring the pages of several ranks at once, or join them in a tensor of scores that is larger than "
-        "those with one set of pages. Pass one set on to the neighbour at a time, and merge after each hop.",
+        "not-a-number": "There is NaN in your output, as where a query sees none of some keys: its logsumexp is minus "
+        "infinity. Begin with your own keys, and attend with those queries only that see something.",
+        "all-at-once": "You bring the keys of several ranks at once, or join them in a tensor of scores that is larger than "
+        "those with one set of keys. Pass one set on to the neighbour at a time, and merge after each hop.",
         "masked-pairs": "You compute pairs of chunks that the mask leaves out, and throw them away. In a zig-zag "
         "two of four pairs remain in each hop: choose the slices, then attend.",
     },
@@ -138,7 +138,7 @@ def _wrong_outputs(task: Ring) -> dict:
 
 
 def _other_hops(task: Ring) -> Iterator[list[Tensor]]:
-    """After fewer hops; and after one more, with the own pages once more, in either of two cases."""
+    """After fewer hops; and after one more, with the own keys once more, in either of two cases."""
     yield from (task.outputs(hops=hops) for hops in range(task.ranks - 1))
     triangle, late_rows, _ = halves(task)
     yield from (task.outputs(again=mask) for mask in (triangle, late_rows))
@@ -156,7 +156,7 @@ def _badly_merged(task: Ring) -> Iterator[list[Tensor]]:
             yield task.running(combine, where)
 
 
-@ring.requires("queries see what the mask allows of the pages of all ranks")
+@ring.requires("queries see what the mask allows of the keys of all ranks")
 def queries_see_what_the_mask_allows(answer, draw):
     _check_forward(answer, ring_task(draw, draw.choice([3, 4])))
 
@@ -181,19 +181,17 @@ def keys_and_values_make_n_1_hops(answer, draw):
             raise Wrong("sends-too-much", expected=expected, got=f"{report.sent} bytes")
 
 
-@ring.requires("the next pages are under way while these are used", needs_earlier=True)
-def the_next_pages_are_under_way(answer, draw):
+@ring.requires("the next keys are under way while these are used", needs_earlier=True)
+def the_next_keys_are_under_way(answer, draw):
     task = ring_task(draw, draw.choice([3, 4]))
-    reports, pages = _run_forward(answer, task), 2 * task.own_bytes()
-    must_run_beside([report.beside for report in reports], (task.ranks - 1) * pages)
-    if any(report.at_once > pages for report in reports):
-        raise Wrong("all-at-once", expected="one set of pages on its way", got="several")
+    reports, one_set = _run_forward(answer, task), 2 * task.own_bytes()
+    must_run_beside([report.beside for report in reports], (task.ranks - 1) * one_set)
+    if any(report.at_once > one_set for report in reports):
+        raise Wrong("all-at-once", expected="one set of keys on its way", got="several")
 
 
-@ring.requires(
-    "scores of one set of pages at a time, and of visible pairs only", needs_earlier=True
-)
-def scores_of_one_set_of_pages_at(answer, draw):
+@ring.requires("scores of one set of keys at a time, and of visible pairs only", needs_earlier=True)
+def scores_of_one_set_of_keys_at(answer, draw):
     ranks, heads, half, width = draw.choice([3, 4]), 2, draw.choice([12, 16]), 2
     shape = 1, heads, 2 * half * ranks, width
     task = Ring(ranks, *(draw.tensor(*shape) for _ in range(4)))

@@ -35,14 +35,14 @@ with_backward = Exercise(
     hints=[
         (
             "Forward is 10.3, and keeps q, k, v, the output and the logsumexp with `ctx.save_for_backward`. In backward "
-            "the pages go round again, and each hop has the same three cases as in forward."
+            "the keys go round again, and each hop has the same three cases as in forward."
         ),
         (
             "`attend_backward` gives what one case adds to the gradients of q, k and v. The gradient of q stays. Those of "
-            "k and v belong to the owner of the pages: add your part to what has come, then pass the sum on."
+            "k and v belong to the owner of the keys: add your part to what has come, then pass the sum on."
         ),
         (
-            "Put the parts from your own pages aside. From hop 1 on: compute while the next pages are under way, add to the "
+            "Put the parts from your own keys aside. From hop 1 on: compute while the next keys are under way, add to the "
             "travelling gradients, pass these. After hop n - 1 and its pass they are home: add what you put aside. One case "
             "fills only half of the rows: write it into zeros of full size."
         ),
@@ -53,23 +53,23 @@ with_backward = Exercise(
         "returns three gradients, those of q, k and v.",
         "wrong-output": "Your output is not that of 10.3. Put your forward into a function `ring_attention` and let "
         '`check("10.3", ring_attention)` say what is wrong with it.',
-        "local-query-gradient": "The gradient of q comes from the rank's own pages only. Pages have to go round in backward, "
+        "local-query-gradient": "The gradient of q comes from the rank's own keys only. Keys and values have to go round in backward, "
         "too.",
         "wrong-delta": "Your delta is missing, or another one. From every row of gradients of the weights, softmax's backward "
         "subtracts the sum over the width of gradient * output, both of this rank's queries.",
-        "wrong-weights": "Your weights in backward are those of some pages alone. Over all keys they follow from the "
+        "wrong-weights": "Your weights in backward are those of some keys alone. Over all keys they follow from the "
         "logsumexp at the end of forward: save that one.",
         "wrong-case-back": "In backward your queries see other keys than in forward. The three cases are those of forward, hop "
-        "by hop, with the triangle of tokens on the rank's own pages.",
+        "by hop, with the triangle of tokens on the rank's own keys.",
         "wrong-scale": "Your gradients of q and k are divided by the root of the head's width once too often or not at all. "
         "`attend_backward` does it once.",
         "k-and-v-swapped": "The gradients of k and v are in each other's place: return those of q, k and v.",
         "own-part": "In the gradients of k and v the part of this rank's own queries is missing, or counts twice. Put it aside "
         "at the start, and add it at home.",
-        "not-home": "Your gradients of k and v are not the sum of all ranks' parts for this rank's own pages. Each rank adds "
-        "its part to what has come, and then passes the sum on behind the pages, also after the last hop. A collective would "
-        "add up those of different pages.",
-        "keeps-pages": "Forward keeps the pages of other ranks for backward. Keep your own: they come round again.",
+        "not-home": "Your gradients of k and v are not the sum of all ranks' parts for this rank's own keys. Each rank adds "
+        "its part to what has come, and then passes the sum on behind the keys, also after the last hop. A collective would "
+        "add up those of different keys.",
+        "keeps-pages": "Forward keeps the keys of other ranks for backward. Keep your own: they come round again.",
     },
     failures={**HANGS, "NoneType": "no-function", "incorrect number of gradients": "no-function"},
     at_home=True,
@@ -115,7 +115,7 @@ def _run_both(answer, task: Ring) -> list[_Both]:
 
 
 class _Gradients:
-    """dQ, dK and dV of a task, by the rank whose queries gave them and the rank of the pages."""
+    """dQ, dK and dV of a task, by the rank whose queries gave them and the rank of the keys."""
 
     def __init__(self, task: Ring, **slip) -> None:
         """`slip`: the mistake, as `_pair` takes it."""
@@ -124,7 +124,7 @@ class _Gradients:
         self.tables = [[self._pair(r, s, **slip) for s in n] for r in n]
 
     def _pair(self, rank, sender, sees=None, delta="right", lse="all", scalings=1):
-        """What the queries of `rank` and the pages of `sender` give to q, k and v."""
+        """What the queries of `rank` and the keys of `sender` give to q, k and v."""
         task = self.task
         mine, theirs = task.places(rank), task.places(sender)
         q, slope = task.q[:, :, mine], task.slope[:, :, mine]
@@ -152,7 +152,7 @@ class _Gradients:
     def of(
         self, which: int, counts: Callable[[int, int], float] = lambda r, owner: 1
     ) -> list[Tensor]:
-        """By rank, the gradients of q (0), k (1) or v (2). The part of the queries of r for the pages of an owner
+        """By rank, the gradients of q (0), k (1) or v (2). The part of the queries of r for the keys of an owner
         counts `counts(r, owner)` times."""
         n = range(self.task.ranks)
         if which == 0:
@@ -198,7 +198,7 @@ def _wrong_page_gradients(right: _Gradients, which: int) -> dict:
     whole = right.of(which)
 
     def elsewhere():
-        """Parts of ranks that are missing, or the gradients of other pages."""
+        """Parts of ranks that are missing, or the gradients of other keys."""
         for hops in range(n - 1):
             yield right.of(which, lambda r, owner, hops=hops: (r - owner) % n <= hops)
         yield right.of(which, lambda r, owner: (r - owner) % n in (0, n - 1))
@@ -247,24 +247,24 @@ def forward_keeps_this_rank_own_tensors_only(answer, draw):
             expected, got = f"at most {limit} bytes", f"{report.kept} bytes"
             raise Wrong("keeps-pages", expected=expected, got=got)
         if report.sent < round_trip:  # kept where autograd does not see it, as an attribute of ctx
-            expected = f"{round_trip} bytes sent in backward: pages and their gradients"
+            expected = f"{round_trip} bytes sent in backward: keys, values and their gradients"
             raise Wrong("keeps-pages", expected=expected, got=f"{report.sent} bytes")
 
 
-@with_backward.requires("backward sends pages and their gradients n - 1 times", needs_earlier=True)
-def backward_sends_pages_and_their_gradients_n_1(answer, draw):
+@with_backward.requires("backward sends keys and their gradients n - 1 times", needs_earlier=True)
+def backward_sends_keys_and_their_gradients_n_1(answer, draw):
     task = ring_task(draw, draw.choice([3, 4]))
     limit = 4 * (task.ranks - 1) * task.own_bytes()
     for report in _run_both(answer, task):
         if report.sent > limit:
-            expected = f"at most {limit} bytes: n - 1 times pages and their gradients"
+            expected = f"at most {limit} bytes: n - 1 times keys, values and their gradients"
             raise Wrong("sends-too-much", expected=expected, got=f"{report.sent} bytes")
 
 
 @with_backward.requires(
-    "in both passes the next pages are under way while these are used", needs_earlier=True
+    "in both passes the next keys are under way while these are used", needs_earlier=True
 )
-def the_next_pages_are_under_way_in_both(answer, draw):
+def the_next_keys_are_under_way_in_both(answer, draw):
     task = ring_task(draw, draw.choice([3, 4]))
     reports = _run_both(answer, task)
     for received in zip(*(report.beside for report in reports), strict=True):

@@ -15,9 +15,9 @@ from course_utils.comm import private
 MESSAGES = {
     "ranks-wait": "Your ranks wait for each other for ever: some make a call that others never make, or all send before "
     "anybody receives. Every rank makes the same hops, and starts its send and its receive together.",
-    "used-early": "You read or write a tensor into which pages are still on their way. Keep two: use the pages that you "
+    "used-early": "You read or write a tensor into which keys are still on their way. Keep two: use the keys that you "
     "have, let the next ones come into another tensor, and change over after `wait()`.",
-    "not-beside": "In at least one hop nothing is computed while the pages are under way. Start to pass pages on before "
+    "not-beside": "In at least one hop nothing is computed while the keys are under way. Start to pass keys on before "
     "you use them, and wait for the next ones after that.",
     "other-number": "Your answer is right on one number of ranks and not on another. Look for a fixed number where the "
     "world size belongs. With two ranks there is one hop, and a rank that is alone makes none.",
@@ -155,7 +155,7 @@ class Ring:
         rank: int,
         sees: Sees,
         hops: int | None = None,  # fewer than n - 1
-        again: Tensor | None = None,  # the own pages come once more, under this mask
+        again: Tensor | None = None,  # the own keys come once more, under this mask
         stays: str = "",  # "k" or "v", which the rank does not pass on
         scale: float = 1.0,
     ) -> Tensor:

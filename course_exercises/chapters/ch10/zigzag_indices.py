@@ -33,7 +33,7 @@ layout = Exercise(
     misconceptions={
         "not-places": "Return the places of all tokens in the rank's two chunks, one row of int64 numbers: not the numbers of "
         "the chunks, and no table with a row for each.",
-        "other-cut": "You deal the document out in another way. Cut it into 2 * ranks chunks of neighbouring tokens, "
+        "other-cut": "You deal the sequence out in another way. Cut it into 2 * ranks chunks of neighbouring tokens, "
         "two for each rank; rank r has the r-th from the front and the r-th from the back.",
         "one-chunk": "One of the rank's two chunks is missing. It has one from the front and one from the back.",
         "tail-off-by-one": "The chunk from the back is one too early or too late: the last chunk has the number "
