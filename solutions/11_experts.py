@@ -97,7 +97,7 @@ for rank, (arrived, results) in enumerate(launch(two_ranks, 2)):
 # %% [markdown]
 # ## 3. Predict, then measure: parameters, load and balance
 #
-# ### The router
+# ### Two of many
 #
 # The router is a matrix of W x E numbers. It gives each token E **logits**, one for each expert. The k best are chosen
 # (**top-k**; here k = 2). The softmax over their logits gives the weights with which their results are added up
@@ -133,8 +133,8 @@ compare(
 )
 
 # %% [markdown]
-# A token meets two experts in each layer and everything else: 13 billion. With twice as many experts it would still be 13
-# billion. The price is that the work is spread unevenly.
+# A token meets two experts in each layer and everything else: 13 billion. With twice as many experts it would still be
+# 13 billion. The price is that tokens have to travel, and that the work is spread unevenly.
 #
 # ### Load
 #
@@ -278,8 +278,10 @@ for ranks in (1, 2, 4, 8):
 
 # %% [markdown]
 # *What is above the dashed line is dropped, and as many places stay empty elsewhere.* If each rank counts its own queues,
-# the result depends on the number of ranks. Many systems accept that because it saves a call. Here the queues are those of
-# the whole batch, so that several ranks can be compared with one process. Since then the usual choices have changed:
+# the result depends on the number of ranks. Many systems accept that to save a call (GShard's *local group dispatching*).
+# Here the queues are those of the whole batch, so that several ranks can be compared with one process.
+#
+# Since then the usual choices have changed:
 #
 # | | Switch Transformer (2021) | DeepSeek-V3 (2024) |
 # |---|---|---|
@@ -480,7 +482,7 @@ def run_experts_of_group(group, experts, pieces, chosen, exchange=Exchange.apply
 # %% [markdown]
 # ### 11.3 Dispatch and combine (4 points)
 #
-# The cell above sends the number of its expert with every piece. If pieces come sorted by expert, counts are enough:
+# `run_experts_of_group` sends the number of its expert with every piece. If pieces come sorted by expert, counts are enough:
 # how many go to each expert says both where they go and for whom they are. What arrives is sorted by rank first and by
 # expert second. Your experts want it the other way round.
 #
@@ -560,8 +562,8 @@ def expert_parallel(model, group):
 
 # %% [markdown]
 # Four ranks share a layer of 4 experts, and then one of 8. Each rank has 24 tokens, and a token chooses 2 experts.
-# **Predict** how many all-to-alls of tokens a rank calls for one layer in a step, forward and backward. How many times as
-# many bytes do all ranks together hand over with 8 experts?
+# **Predict** how many all-to-alls of tokens a rank calls for one layer in a step, forward and backward. By which factor do
+# the bytes that all ranks together hand over change with 8 experts (1 means that they stay the same)?
 
 # %% tags=["prediction"]
 predicted = {"all-to-alls of tokens": 4, "bytes with 8 experts": 1.0}
@@ -591,7 +593,7 @@ compare(
     measured,
     likely={
         "Forward only. The gradients take the same ways back.": {"all-to-alls of tokens": 2},
-        "As if every expert saw every token: a token makes two pieces, whatever E is.": {
+        "As if every token went to every expert: it makes two pieces, whatever E is.": {
             "bytes with 8 experts": 2.0
         },
     },
@@ -637,12 +639,12 @@ def train_on_grid(rank, sizes, capacity_factor=math.inf, finish=add_up_gradients
     return train(model, rank, mesh.size(), partial(finish, data=mesh.get_group("data")))
 
 
-def difference(alone, results, measure=check_equal):
+def difference(whole, results, measure=check_equal):
     """The largest one between any rank's parameters and gradients and those of one process."""
-    assert set().union(*results) == alone.keys()  # every parameter is on some rank
+    assert set().union(*results) == whole.keys()  # every parameter is on some rank
     differences = []
     for held in results:
-        expected = flat(tensor for name in held for tensor in alone[name])
+        expected = flat(t for name in held for t in whole[name])
         differences.append(measure(expected, [flat(t for pair in held.values() for t in pair)]))
     return max(differences)
 
@@ -752,12 +754,10 @@ compare(
     predicted,
     measured,
     likely={
-        "As if the mean over the copies were one over all ranks whose tokens are in it.": {
+        "As if only two ranks' tokens were in it: dispatch has brought those of two more.": {
             "experts": 1.0
         },
-        "The all-reduce is divided by its two ranks. What dispatch brought is not.": {
-            "experts": 4.0
-        },
+        "As if nothing were divided: the sum over the two copies is.": {"experts": 4.0},
     },
 )
 
@@ -907,10 +907,10 @@ plt.show()
 # %% [markdown]
 # *A rank hands over the same number of bytes in all three cases. Only where they go differs.*
 #
-# So which dimension belongs inside a machine (chapter 7)? Ask who waits. The all-to-all stands in the way four times in each
-# layer, because the next operation needs its result. The sum of the gradients can hide behind backward. So `experts` is
-# the inner dimension and `data` the outer one. Where the experts do not fit into one machine, the router is told to stay
-# near: in DeepSeek-V3 a token goes to at most 4 machines (section 2.1.2, *node-limited routing*).
+# So which dimension belongs inside a machine (chapter 7)? Ask who waits. The all-to-all stands in the way four times in
+# each layer, because the next operation needs its result. The sum of the gradients can hide behind backward. So `experts`
+# is the inner dimension and `data` the outer one. Where the experts do not fit into one machine, the router is told to
+# stay near: in DeepSeek-V3 a token goes to at most 4 machines (section 2.1.2, *node-limited routing*).
 
 # %% [markdown]
 # ## 8. On a cluster: the same grid under torchrun
@@ -1007,7 +1007,7 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 # * **Many small matrices.** A grouped product is much faster than the loop over experts
 #   ([Gale et al. 2022](https://arxiv.org/abs/2211.15841), section 4).
 # * **Memory follows the load.** The step with the most uneven routes can run out of memory.
-# * **Norms and checkpoints** have every expert once, not once for each copy.
+# * **Norms and checkpoints.** Each expert counts once, not once for each copy.
 
 # %% [markdown]
 # ## 9. Remember
