@@ -482,9 +482,9 @@ def run_experts_of_group(group, experts, pieces, chosen, exchange=Exchange.apply
 # %% [markdown]
 # ### 11.3 Dispatch and combine (4 points)
 #
-# `run_experts_of_group` sends the number of its expert with every piece. If pieces come sorted by expert, counts are enough:
-# how many go to each expert says both where they go and for whom they are. What arrives is sorted by rank first and by
-# expert second. Your experts want it the other way round.
+# `run_experts_of_group` sends the number of its expert with every piece. If pieces come sorted by expert, counts are
+# enough: how many go to each expert says both where they go and for whom they are. What arrives is sorted by rank first
+# and by expert second. Your experts want it the other way round.
 #
 # You may use `Exchange.apply(rows, send, receive, None)`, which knows its backward. The ranks are all ranks of the
 # default group.
@@ -562,8 +562,8 @@ def expert_parallel(model, group):
 
 # %% [markdown]
 # Four ranks share a layer of 4 experts, and then one of 8. Each rank has 24 tokens, and a token chooses 2 experts.
-# **Predict** how many all-to-alls of tokens a rank calls for one layer in a step, forward and backward. By which factor do
-# the bytes that all ranks together hand over change with 8 experts (1 means that they stay the same)?
+# **Predict** how many all-to-alls of tokens a rank calls for one layer in a step, forward and backward. By which factor
+# do the bytes that all ranks together hand over change with 8 experts (1 means that they stay the same)?
 
 # %% tags=["prediction"]
 predicted = {"all-to-alls of tokens": 4, "bytes with 8 experts": 1.0}
@@ -881,8 +881,8 @@ except RankFailure as failure:
 # ## 7. See it: load, capacity and links
 #
 # In the explorer 1,024 tokens choose two experts each. `preference` is how much the router prefers the first experts to
-# the last. Two things to try: set the preference to 0 and the capacity factor to 1, and chance alone drops something.
-# Then set the preference to 0.7. Which capacity factor drops nothing, and how many places are empty then?
+# the last. Two things to try: without any preference and with a capacity factor of 1, chance alone drops something. With a
+# preference of 0.7, which capacity factor drops nothing, and how many places are then empty?
 
 # %%
 explore.Explorer(
@@ -916,7 +916,7 @@ plt.show()
 # ## 8. On a cluster: the same grid under torchrun
 #
 # The script trains a small stack of MoE layers on the course's story, without capacity. Its arguments are the sizes of
-# `data` and `experts`. The update is written out: it is SGD with a learning rate of 1.
+# `data` and `experts`.
 
 # %%
 script = scratch() / "experts.py"
@@ -1006,7 +1006,6 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 #   the GPU without asking the host (DeepEP) avoid it. So does padding every queue to its capacity.
 # * **Many small matrices.** A grouped product is much faster than the loop over experts
 #   ([Gale et al. 2022](https://arxiv.org/abs/2211.15841), section 4).
-# * **Memory follows the load.** The step with the most uneven routes can run out of memory.
 # * **Norms and checkpoints.** Each expert counts once, not once for each copy.
 
 # %% [markdown]

@@ -363,8 +363,8 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | parallel forward | every replica computes the outputs of its chunk | [02](02_data_parallel.ipynb) |
 # | partial | with the right shape and a part of the sum: the ranks' tensors have to be added up | [06](06_tensor_parallel.ipynb) |
 # | payload | the bytes that a rank hands to a call | [03](03_ddp.ipynb) |
-# | piece | a token on its way to one of its experts: a pair (token, expert) | [11](11_experts.ipynb) |
 # | pickled by reference | sent as a name, which the receiver has to find for itself | [03](03_ddp.ipynb) |
+# | piece | a token on its way to one of its experts: a pair (token, expert) | [11](11_experts.ipynb) |
 # | placement | how a DTensor lies on a dimension of its mesh: `Shard(dim)`, `Replicate()` or `Partial()` | [06](06_tensor_parallel.ipynb) |
 # | plan | what becomes of each layer, for `parallelize_module` | [06](06_tensor_parallel.ipynb) |
 # | process group | ranks that communicate with each other | [03](03_ddp.ipynb) |
