@@ -41,8 +41,7 @@ hardware.report()
 # **dispatcher** looks at each part and picks the two specialists that suit it best. Trucks take the part to both. The
 # two results come back, are added up, and the part goes on.
 #
-# Nobody knows beforehand how much work each building will get. A popular specialist has a long queue, and all the
-# others wait until it is empty.
+# A popular specialist has a long queue, and all the others wait until it is empty.
 
 # %%
 ch11.factory()
@@ -778,7 +777,7 @@ predicted = {"AdamW": 1.0}
 
 
 # %%
-def distance_of_experts(optimizer, factor):
+def distance(optimizer, factor):
     """How far one step of one process moves the experts, with their gradients times `factor`."""
     model = new_model()
     experts = model.blocks[1].feed_forward.experts
@@ -789,10 +788,10 @@ def distance_of_experts(optimizer, factor):
     return (flat(experts.parameters()) - before).norm().item()
 
 
-measured = {}
-for optimizer in (torch.optim.SGD, torch.optim.AdamW):
-    times = distance_of_experts(optimizer, 2) / distance_of_experts(optimizer, 1)
-    measured[optimizer.__name__] = round(times, 2)
+measured = {
+    optimizer.__name__: round(distance(optimizer, 2) / distance(optimizer, 1), 2)
+    for optimizer in (torch.optim.SGD, torch.optim.AdamW)
+}
 print("with SGD:", measured["SGD"])
 
 # %%
@@ -881,8 +880,8 @@ except RankFailure as failure:
 # ## 7. See it: load, capacity and links
 #
 # In the explorer 1,024 tokens choose two experts each. `preference` is how much the router prefers the first experts to
-# the last. Two things to try: without any preference and with a capacity factor of 1, chance alone drops something. With a
-# preference of 0.7, which capacity factor drops nothing, and how many places are then empty?
+# the last. Two things to try: without any preference and with a capacity factor of 1, chance alone drops something.
+# With a preference of 0.7, which capacity factor drops nothing, and how many places are then empty?
 
 # %%
 explore.Explorer(
