@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from course_exercises import check, hint
 from course_utils import hardware
 from course_utils.figures import ch11
-from course_utils.launch import RankFailure, launch
+from course_utils.launch import launch
 from course_utils.lesson import explore, text
 from course_utils.lesson.equality import check_equal, flat, largest_difference
 from course_utils.lesson.models import FeedForward, LanguageModel
@@ -329,7 +329,7 @@ check("11.2", places)
 #
 # First the layer as one process computes it. Two of its attributes are replaced on several ranks: `gather` finds the
 # choices of all ranks, and `run` brings the pieces to their experts and back. An expert is called even if its queue is
-# empty. Its gradients are then zeros and not missing, which section 5 needs.
+# empty. Its gradients are then zeros and not missing, so that its rank can join in when they are added up.
 
 
 # %%
@@ -460,7 +460,8 @@ class Exchange(torch.autograd.Function):
 
 # %% [markdown]
 # With E experts on n ranks, rank r has the E / n experts from number rE / n on. Pieces are sorted by the rank that they
-# go to. The numbers of their experts travel with them, and the results come back to where the pieces lay.
+# go to. The numbers of their experts travel with them, and the results come back to where the pieces lay. A rank that
+# sends nothing or gets nothing makes the same calls, because the others wait for it.
 
 
 # %%
@@ -706,7 +707,7 @@ print("largest difference from one process:", difference(alone[math.inf], result
 # it stacks the experts of a rank in one tensor for each matrix, and multiplies all of them in one *grouped* product.
 
 # %% [markdown]
-# ## 5. Break it: one bug hunt and two surprises
+# ## 5. Break it: a factor that the loss does not show
 #
 # ### Bug hunt: an average over the copies
 #
@@ -835,33 +836,6 @@ def average_expert_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
 
 # %% nbgrader={"grade_id": "11.5-check", "grade": true, "points": 3, "locked": true}
 check("11.5", average_expert_gradients)
-
-# %% [markdown]
-# ### A rank that has nothing to do
-#
-# All four tokens are rank 1's, and their experts are on rank 0. Rank 1's own experts get no token, so it returns early.
-# (The tokens are large because NCCL keeps a small message in a buffer, and the mistake would not show.)
-
-
-# %%
-def returns_early(rank):
-    send, receive = ([0, 0], [0, 4]) if rank == 0 else ([4, 0], [0, 0])
-    pieces = torch.zeros(sum(send), 2**24, device=hardware.device())  # 64 MB a token
-    arrived = Exchange.apply(pieces, send, receive, None)
-    if len(arrived) == 0:
-        return pieces  # nothing to work on
-    return Exchange.apply(arrived, receive, send, None)
-
-
-try:
-    launch(returns_early, 2)
-except RankFailure as failure:
-    print(failure)
-
-# %% [markdown]
-# Rank 1 has nothing to *work* on, but the results of its own four tokens have to come back to it. Even a rank that
-# neither sends nor receives belongs to the call. The same holds for gradients: an expert without a token has none, and
-# if one rank skips its all-reduce, the others wait for ever. That is why `run_experts` calls experts with empty queues.
 
 # %% [markdown]
 # ## 6. Exercises
