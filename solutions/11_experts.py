@@ -122,7 +122,7 @@ predicted = {"billions of parameters": 47}
 # %%
 compare(
     predicted,
-    {"billions of parameters": 47},  # published: Jiang et al. 2024, section 1
+    {"billions of parameters": 47},  # published: Jiang et al. 2024, abstract
     likely={
         "8 times 7, as the name says. Only the MLPs exist eight times.": {
             "billions of parameters": 56
@@ -273,7 +273,7 @@ ch11.queues(load, 24, "As many places as pieces, and yet many pieces are dropped
 plt.show()
 for ranks in (1, 2, 4, 8):
     kept = torch.cat([fits(own, E, 1.25) for own in choices.chunk(ranks)])
-    print(f"factor 1.25, {ranks} ranks with queues of their own: {(~kept).sum().item()} dropped")
+    print(f"ranks: {ranks}, dropped with a factor of 1.25: {(~kept).sum().item()}")
 
 # %% [markdown]
 # *What is above the dashed line is dropped, and as many places stay empty elsewhere.* If each rank counts its own queues,
@@ -883,7 +883,7 @@ plt.show()
 # So which dimension belongs inside a machine (chapter 7)? Ask who waits. The all-to-all stands in the way four times in
 # each layer, because the next operation needs its result. The sum of the gradients can hide behind backward. So `experts`
 # is the inner dimension and `data` the outer one. Where the experts do not fit into one machine, the router is told to
-# stay near: in DeepSeek-V3 a token goes to at most 4 machines (section 2.1.2, *node-limited routing*).
+# stay near: in DeepSeek-V3 a token goes to at most 4 machines (sections 2.1.2 and 4.2, *node-limited routing*).
 
 # %% [markdown]
 # ## 8. On a cluster: the same grid under torchrun
@@ -997,7 +997,7 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 #   2.1, 3.1 and 4.
 # * D. Lepikhin et al., *GShard*, 2020: section 2.2, algorithm 1.
 # * W. Fedus et al., *Switch Transformers*, 2021: section 2.2.
-# * A. Q. Jiang et al., *Mixtral of Experts*, 2024, [arXiv 2401.04088](https://arxiv.org/abs/2401.04088): section 1.
+# * A. Q. Jiang et al., *Mixtral of Experts*, 2024, [arXiv 2401.04088](https://arxiv.org/abs/2401.04088): table 1.
 # * DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024: sections 2.1.2 and 4.2.
 # * Z. Qiu et al., *Demons in the Detail: On Implementing Load Balancing Loss*, 2025.
 # * T. Gale et al., *MegaBlocks*, 2022: section 4.

@@ -268,7 +268,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | bucket | several gradients in one message | [03](03_ddp.ipynb) |
 # | budget | of the capstone: the most that a rank may hold at any moment, and send in a step | [13](13_capstone.ipynb) |
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
-# | capacity | how many pieces an expert takes in a step; who comes later is dropped | [11](11_experts.ipynb) |
+# | capacity | how many pieces an expert takes in a step; later ones are dropped | [11](11_experts.ipynb) |
 # | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts.ipynb) |
 # | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split_further.ipynb) |
 # | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
