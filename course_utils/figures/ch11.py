@@ -55,7 +55,7 @@ def _queue_bars(ax: Axes, load: Sequence[int], capacity: float) -> None:
     ax.bar(numbers, dropped, bottom=served, color=DROPPED, edgecolor="white", hatch="///")
     ax.axhline(capacity, **plots.LIMIT)
     for expert, pieces in enumerate(load if len(load) <= 16 else []):  # else there is no room
-        on_the_line = pieces <= capacity < pieces + 0.13 * max(load)  # there it is not readable
+        on_the_line = pieces <= capacity < pieces + 0.11 * max(load)  # there it is not readable
         foot = (capacity if on_the_line else pieces) + 0.02 * max(load)
         ax.text(expert, foot, str(pieces), ha="center", va="bottom", fontsize=9)
     ax.set(xlabel="expert", ylabel="pieces", ylim=(0, 1.35 * max([*load, capacity])))
