@@ -30,7 +30,7 @@ plt.show()
 # | context parallel | all; of the activations those of its own tokens | keys and values (by heads queries and outputs too), in every layer; gradients as data parallel | shrink the model states | four ranks of chapter 10, a layer forward: 49152 bytes in a ring or an all-gather, 24576 by heads | [10](10_long_context.ipynb) |
 # | pipeline | some layers | activations and their gradients, at each cut | be without a bubble and need no more memory (ZB-H2), or gain anything with one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
 # | hybrid | its part of its stage | all three, each in its own group | forgive a wrong group: the shapes fit, the numbers do not | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
-# | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | sizes of Mixtral 8x7B: 34.4 GB of tokens a step, 11.3 GB of experts' gradients | [11](11_experts.ipynb) |
+# | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | Mixtral 8x7B: 47 billion parameters, of which a token meets 13 | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
 #
 # For a model and GPUs of your own, `python -m course_utils plan --help` tries all of them but the first and the last (chapter 12), and
@@ -76,7 +76,7 @@ plt.show()
 # | ring attention, S of keys on a rank: forward | `2 * S * (n - 1)` | 10: 3, *Ring attention, forward* | [Liu et al. 2023](https://arxiv.org/abs/2310.01889), counted there |
 # | ring attention: backward | `4 * S * (n - 1)` | 10: 4, *Backward* | counted there |
 # | attention by heads (Ulysses): each direction | `4 * S * (n - 1) / n` | 10: 3, *Ring attention, forward* | [Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3 |
-# | experts: a layer in a step, all n ranks together, k experts a token | `4 * k * T * W * b` | 11: 4, *Dispatch and combine* | counted there |
+# | experts: a layer in a step, all n ranks together, k experts a token | `4 * k * T * W * b` | 11: 4, *The whole model on several ranks* | counted there |
 #
 # ### Bytes and numbers that a rank holds
 #
@@ -90,8 +90,8 @@ plt.show()
 # | parameters of a block | `12 * W**2 + 13 * W` | 06: 4, *A whole block* | counted there |
 # | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04 further: 3, *The planned model* | counted there |
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
-# | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 3, *Two of many* | counted there |
-# | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Load, capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
+# | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 4, *One process* | its class `MoE` |
+# | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *What autograd keeps* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 5, *Decide* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
@@ -268,7 +268,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | bucket | several gradients in one message | [03](03_ddp.ipynb) |
 # | budget | of the capstone: the most that a rank may hold at any moment, and send in a step | [13](13_capstone.ipynb) |
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
-# | capacity | how many pieces an expert takes in a step; who comes later is dropped | [11](11_experts.ipynb) |
+# | capacity | how many pieces an expert takes in a step; later ones are dropped | [11](11_experts.ipynb) |
 # | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts.ipynb) |
 # | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split_further.ipynb) |
 # | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
@@ -364,6 +364,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | partial | with the right shape and a part of the sum: the ranks' tensors have to be added up | [06](06_tensor_parallel.ipynb) |
 # | payload | the bytes that a rank hands to a call | [03](03_ddp.ipynb) |
 # | pickled by reference | sent as a name, which the receiver has to find for itself | [03](03_ddp.ipynb) |
+# | piece | a token on its way to one of its experts: a pair (token, expert) | [11](11_experts.ipynb) |
 # | placement | how a DTensor lies on a dimension of its mesh: `Shard(dim)`, `Replicate()` or `Partial()` | [06](06_tensor_parallel.ipynb) |
 # | plan | what becomes of each layer, for `parallelize_module` | [06](06_tensor_parallel.ipynb) |
 # | process group | ranks that communicate with each other | [03](03_ddp.ipynb) |
@@ -395,6 +396,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |
 # | shard | a rank's piece of a tensor | [06](06_tensor_parallel.ipynb) |
 # | sharded | cut, with one piece on each rank | [06](06_tensor_parallel.ipynb) |
+# | shared expert | an expert that every token goes through, beside those that it chooses | [11](11_experts.ipynb) |
 # | silently untied | of two uses of one matrix: they became two matrices, and nothing says so | [04](04_manual_split.ipynb) |
 # | slot | the unit of time on a pipeline's picture | [05](05_pipeline.ipynb) |
 # | split point | the name of a layer before which PyTorch cuts a model | [05](05_pipeline_further.ipynb) |

@@ -1,6 +1,6 @@
 """The figures of chapter 11: the dispatcher, the queues of the experts, the links of all-to-all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import torch
@@ -10,7 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from course_utils import plots
 
-SERVED, DROPPED = plots.COLORS["activations"], plots.COLORS["wrong"]
+SERVED, DROPPED, INK = (plots.COLORS[kind] for kind in ("activations", "wrong", "ink"))
 ROAD = {"facecolor": plots.COLORS["communication"], "edgecolor": "white"}
 LINKS = {  # where a piece goes, from near to far, and how that is drawn
     "stays in its rank": {"facecolor": "white", "edgecolor": plots.NEUTRALS[1]},
@@ -21,33 +21,22 @@ MACHINE = 8  # ranks in one machine
 
 
 def factory() -> Figure:
-    """A dispatcher sends pieces to four specialists; one queue has reached its end."""
+    """A dispatcher sends pieces to four specialists, half of them to the same one."""
     figure, ax = plots.canvas(height=3.7)
     plots.pile(ax, 0.25, 1.4, [SERVED] * 12, label="12 pieces")
-    ax.add_patch(Rectangle((1.75, 1.65), 1.35, 0.7, facecolor="white", edgecolor="#222222"))
+    ax.add_patch(Rectangle((1.75, 1.65), 1.35, 0.7, facecolor="white", edgecolor=INK))
     ax.text(2.42, 2.0, "dispatcher", ha="center", va="center", fontsize=10)
     plots.arrow(ax, (1.1, 2.0), (1.7, 2.0))
     for expert, waiting in enumerate((2, 6, 1, 3)):
         y = 3.45 - 1.05 * expert
-        color = plots.COLORS["communication"]
-        plots.arrow(ax, (3.2, 2.0), (4.3, y + 0.3), color=color)
-        _queue(ax, 4.5, y + 0.16, waiting, places=4)
+        plots.arrow(ax, (3.2, 2.0), (4.3, y + 0.3), color=plots.COLORS["communication"])
+        for place in range(waiting):  # the first one is at the door
+            left = 6.6 - 0.42 * place
+            ax.add_patch(Rectangle((left, y + 0.16), 0.3, 0.3, facecolor=SERVED, edgecolor=INK))
         name = f"specialist {expert}"
         plots.building(ax, 7.6, y, 2.1, 0.85, name, color=plots.RANK_COLORS[expert])
-    ax.text(4.75, 3.1, "left out", fontsize=9, color=DROPPED, ha="center", va="bottom")
-    ax.text(6.05, 4.3, "four places", fontsize=9, ha="center", va="bottom")
+    ax.set_title("Half of the pieces go to the same specialist")
     return figure
-
-
-def _queue(ax: Axes, x: float, y: float, waiting: int, places: int) -> None:
-    """A queue whose head is at the right, at a door; `waiting` pieces, some behind its last place."""
-    for place in range(max(waiting, places)):
-        left = x + 0.42 * (5 - place)
-        if place < places:
-            ax.add_patch(Rectangle((left - 0.06, y - 0.06), 0.42, 0.42, fill=False, ec="#8C8C8C"))
-        if place < waiting:
-            color = SERVED if place < places else DROPPED
-            ax.add_patch(Rectangle((left, y), 0.3, 0.3, facecolor=color, edgecolor="#222222"))
 
 
 def queues(load: Sequence[int], capacity: float, title: str) -> Figure:
@@ -66,9 +55,9 @@ def _queue_bars(ax: Axes, load: Sequence[int], capacity: float) -> None:
     ax.bar(numbers, dropped, bottom=served, color=DROPPED, edgecolor="white", hatch="///")
     ax.axhline(capacity, **plots.LIMIT)
     for expert, pieces in enumerate(load if len(load) <= 16 else []):  # else there is no room
-        look = {"ha": "center", "va": "bottom", "fontsize": 9}
-        look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # over the capacity
-        ax.text(expert, pieces + 0.015 * max(load), str(pieces), **look)
+        on_the_line = pieces <= capacity < pieces + 0.11 * max(load)  # there it is not readable
+        foot = (capacity if on_the_line else pieces) + 0.02 * max(load)
+        ax.text(expert, foot, str(pieces), ha="center", va="bottom", fontsize=9)
     ax.set(xlabel="expert", ylabel="pieces", ylim=(0, 1.35 * max([*load, capacity])))
     ax.set_xticks(list(numbers)[:: 1 + len(load) // 17])
     handles = [Patch(color=SERVED), Patch(fc=DROPPED, hatch="///", ec="white"), ax.lines[0]]
@@ -117,19 +106,4 @@ def links(groups: Sequence[int]) -> Figure:
     ax.set(xlabel="share of a rank's pieces", xlim=(0, 1), ylim=(len(groups) - 0.5, -0.5))
     plots.legend(figure, {name: Patch(**look) for name, look in LINKS.items()})
     ax.set_title("Beyond one machine, almost every piece takes the slow links")
-    return figure
-
-
-def ways(doubled: Mapping[str, float]) -> Figure:
-    """{optimizer: the way with doubled gradients}, as a multiple of the right way."""
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.6))
-    for row, (optimizer, way) in enumerate(doubled.items()):
-        for shift, length, words in ((-0.2, 1.0, "right"), (0.2, way, "doubled gradients")):
-            color = plots.COLORS["update"] if words == "right" else DROPPED
-            ax.barh(row + shift, length, height=0.36, color=color)
-            ax.text(length + 0.03, row + shift, f"{words}: {length:g}", va="center", fontsize=9)
-    ax.set_yticks(range(len(doubled)), doubled)
-    ax.set(xlim=(0, 2.6), ylim=(len(doubled) - 0.4, -0.6))
-    ax.set_xlabel("way of the experts in one step, as a multiple of the right one")
-    ax.set_title("AdamW does not feel a factor")
     return figure
