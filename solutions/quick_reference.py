@@ -73,9 +73,9 @@ plt.show()
 # | hybrid: tensor group | `8 * (L / p) * (T / d) * W * b * (t - 1) / t` | 07: 3, *What each dimension sends* | the same |
 # | hybrid: pipeline group, a stage in the middle | `2 * (T / d) * W * b` | 07: 3, *What each dimension sends* | the same |
 # | hybrid: data group | `2 * P / (p * t) * b * (d - 1) / d` | 07: 3, *What each dimension sends* | the same |
-# | ring attention, S of keys on a rank: forward | `2 * S * (n - 1)` | 10: 3, *Ring attention, forward* | [Liu et al. 2023](https://arxiv.org/abs/2310.01889), counted there |
+# | ring attention, S of keys on a rank: forward | `2 * S * (n - 1)` | 10: 3, *What leaves a rank, and what it holds* | [Liu et al. 2023](https://arxiv.org/abs/2310.01889), counted there |
 # | ring attention: backward | `4 * S * (n - 1)` | 10: 4, *Backward* | counted there |
-# | attention by heads (Ulysses): each direction | `4 * S * (n - 1) / n` | 10: 3, *Ring attention, forward* | [Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3 |
+# | attention by heads (Ulysses): each direction | `4 * S * (n - 1) / n` | 10: 3, *What leaves a rank, and what it holds* | [Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3 |
 # | experts: a layer in a step, all n ranks together, k experts a token | `4 * k * T * W * b` | 11: 4, *The whole model on several ranks* | counted there |
 #
 # ### Bytes and numbers that a rank holds

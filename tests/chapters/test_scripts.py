@@ -72,4 +72,4 @@ def test_a_script_takes_gpus_only_where_each_local_rank_has_one(
 def test_scripts_were_found() -> None:
     """One in each chapter from 03 to 11 but 06 and 08, whose script is the learner's own, and 09, whose two
     nodes are one machine."""
-    assert {int(script.id[:2]) for script in scripts()} == {3, 4, 5, 7, 10, 11}
+    assert {int(script.id[:2]) for script in scripts()} == {3, 4, 5, 7, 11}
