@@ -26,7 +26,7 @@ from course_planner.descriptions import Layout
 from course_utils import hardware
 from course_utils.comm import private
 from course_utils.launch import launch as launch_anywhere
-from course_utils.launch.keepers import server
+from course_utils.launch.keepers import forks, server
 from course_utils.trace import Trace, meters
 from tests.support.on_gloo import launch
 
@@ -209,6 +209,8 @@ def _without(name, program, answer):
 
 def main():
     """All, or those that the command line names."""
+    forks.without("course_utils.launch.ranks.preloaded")  # it uses names, which are to go first
+    forks.import_preloaded()
     fork, said = multiprocessing.get_context("fork"), {}
     for name in sys.argv[1:] or PROGRAMS:
         answers, answer = fork.Pipe(duplex=False)
