@@ -15,6 +15,9 @@ from course_utils.launch.ranks import huge_pages
 intercept.install()
 versions.quieten()
 logging.getLogger(private.PIPELINE_LOG).setLevel(logging.ERROR)
+# It would list its parameters at each backward. A change of a level looks at all loggers, a tenth of what
+# starting a rank costs: a rank makes one only where it is asked for more words.
+logging.getLogger(private.FSDP_LOG).setLevel(logging.ERROR)
 hardware.compute_alike()
 # PyTorch registers gloo when somebody asks for it, and looks through all packages that are
 # installed; where a group is made it empties these tables, which only torch.compile fills again.

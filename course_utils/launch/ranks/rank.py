@@ -288,10 +288,9 @@ def _set_debug_level():
     names of parameters where PyTorch else says their numbers."""
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         dist.set_debug_level_from_env()
+        logging.getLogger(private.FSDP_LOG).setLevel(logging.NOTSET)
     else:
         dist.set_debug_level(dist.DebugLevel.INFO)
-        # which would else list its parameters at each backward
-        logging.getLogger(private.FSDP_LOG).setLevel(logging.ERROR)
 
 
 def _connect_pairs(device):
