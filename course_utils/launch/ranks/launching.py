@@ -64,7 +64,7 @@ def launch(
     when the temporary folder cannot be written. A failure's traceback(rank) and locals(rank) tell more
     than its message; in the next cell it is sys.last_value. The stop button and Ctrl-C end the ranks, too.
 
-    Without a `timeout` ranks may stand still for a minute: none makes a call, and not all of them compute.
+    Without a `timeout` ranks may stand still for a minute: none makes a call, and not all that are left compute.
     Those that go on have ten minutes. Time in which a busy machine had no processor for them, or was
     asleep, does not count.
     """
