@@ -128,7 +128,7 @@ plt.show()
 # | rank at the place i, j, k of a grid d x p x t | `(i * p + j) * t + k` | 07: 3, *Ranks as coordinates* | derived there |
 # | ways to cut l stations into p stages | `comb(l - 1, p - 1)` | 04: 4, *Where to cut* | derived there |
 # | loss of a batch, from chunks of (rows, mean loss) | `sum(rows * loss for rows, loss in chunks) / N` | 02: 3, *Predict* | derived there |
-# | steps done twice: death after D, saved every k | `D % k` | 09: 3, *The work since* | counted there |
+# | steps done twice: death after D, saved every k | `D % k` | 09: 3, *How often to save* | counted there |
 # | mean time between failures of a job | `node_mtbf / nodes` | 09: 3, *How often to save* | derived there |
 # | share lost: saving takes c, recovery r, every x | `c / x + (x / 2 + r) / M` | 09: 3, *How often to save* | Young 1974 |
 # | best interval between checkpoints | `sqrt(2 * c * M)` | 09: 3, *How often to save* | Young 1974 |
@@ -228,7 +228,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04 further: 6 |
 # | *is invalid for input of size* | heads that do not divide by the ranks | 06: 4 |
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
-# | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |
+# | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | |
 # | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09 further: 5 |
 # | *does not have a sharding strategy registered* | `context_parallel` on the CPU: its attention has no rule for a cut sequence | 10: 4 |
 # | *Watchdog caught collective operation timeout* | with NCCL, a collective has waited for its limit. The rank that prints it is the one that waited: compare `SeqNum` and `OpType` of all ranks, and look for the rank whose last one is the smallest (flight recorder) | |
