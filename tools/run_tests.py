@@ -247,6 +247,8 @@ def main(arguments: list[str]) -> int:
     # Threads of PyTorch that have nothing to do sleep: three workers have six on two cores, and each
     # that looks for work takes the time of one that has some (7 s of a processor instead of 15).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Some images set it: each of the hundreds of processes below would compile the course anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     adopt()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     known = [*STEPS, *REST, *BY_NAME, "all"]

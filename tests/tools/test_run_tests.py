@@ -242,6 +242,12 @@ def test_threads_that_have_nothing_to_do_sleep(
     assert course.run("lint") == 0
 
 
+def test_what_is_compiled_is_kept(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    course.steps["lint"] = [python("import sys; sys.exit(sys.dont_write_bytecode)")]
+    assert course.run("lint") == 0
+
+
 @pytest.mark.parametrize(("driver", "factor"), [(False, 1), (True, 2)])
 def test_beside_gpus_a_step_has_twice_the_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: bool, factor: int
