@@ -434,7 +434,7 @@ for name, parameters in trained.items():
     print(f"{name}, largest difference:", check_equal(expected, parameters))
 
 # %% [markdown]
-# ## 5. Break it: wrong shares, a missing truck, a half that never learns
+# ## 5. Break it: unequal shares, a missing truck, and two claims
 #
 # ### Unequal shares
 #
@@ -494,7 +494,7 @@ except RankFailure as failure:
 # with a lost connection when the process of rank 0 has ended. The repair is one number that both sides
 # share: one line of code computes it for both, or rank 0 sends it first.
 #
-# ### Bug hunt: the half that never learns
+# ### Bug hunt: a cut model on two ranks
 #
 # You will read that "backpropagation works automatically across GPUs" (the article *Data Parallelism & Model
 # Parallelism*). That is true within one process, where `.to("cuda:1")` is an operation that autograd records. Here

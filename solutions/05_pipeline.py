@@ -568,7 +568,7 @@ class PipelineParallelModule(nn.Module):
 # pass, in per cent of what it keeps when all 128 rows go through at once?
 
 # %% tags=["prediction"]
-predicted = {"bytes kept, in percent": 100}
+predicted = {"bytes kept, in per cent": 100}
 
 # %%
 kept_bytes, order = {}, []
@@ -585,9 +585,9 @@ print("order of the passes:", *order)
 # %%
 compare(
     predicted,
-    {"bytes kept, in percent": 100 * kept_bytes[32] / kept_bytes[128]},
+    {"bytes kept, in per cent": 100 * kept_bytes[32] / kept_bytes[128]},
     likely={
-        "As if the backward pass of a chunk came right after it.": {"bytes kept, in percent": 25}
+        "As if the backward pass of a chunk came right after it.": {"bytes kept, in per cent": 25}
     },
 )
 

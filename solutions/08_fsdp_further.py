@@ -599,7 +599,7 @@ for agreed in (True, False):
 # on. Compare the names once, with `dist.all_gather_object`. `fully_shard` goes by the order in which modules are
 # registered, and does not compare it.
 #
-# ### Two halves that are copies
+# ### Matrices drawn in shards
 #
 # A model that is built on `meta` has no numbers. After `to_empty`, `reset_parameters()` of each layer draws them, on
 # each rank for its own shard (lesson, section 4). Here this happens on a mesh of two CPUs, with the same seed on both,

@@ -6,8 +6,8 @@
 # failures. It has to go on after each of them.
 #
 # In this chapter you kill processes for real: first a worker, then a whole node. In the end the parameters are those
-# of a run that nobody disturbed, and every sample was used exactly once per epoch. Training that goes on with the
-# machines that are there is called **elastic**. Your own script learns it too.
+# of an undisturbed run, and every sample was used exactly once per epoch. Training that goes on with the machines
+# that are there is called **elastic**. Your own script learns it too.
 #
 # `09_elastic_further` is about why a worker died, loaders that run ahead, ranks that hang, replicas that need no
 # restart, and several hosts. Both notebooks kill processes with signals and need Linux or macOS.
@@ -47,8 +47,8 @@ hardware.report()
 # The factory has two sites with two buildings each, and works for weeks without a pause. At night a machine breaks,
 # or a whole site loses its power, and nobody can be called. Three things let the night shift go on by itself:
 #
-# * Each site has a **foreman**, who watches its buildings. If one of them stops, he stops the others as well and
-#   starts a new shift.
+# * Each site has a **foreman**, who watches its buildings. If one of them stops, he sees to it that a new shift
+#   begins.
 # * In a **register** all foremen sign in before a shift. It says which sites take part, and gives each building its
 #   number.
 # * A **safe** belongs to neither site. From time to time the state of the work is put there: the blueprint, the
@@ -66,7 +66,7 @@ plt.show()
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
 # | site, foreman | **node**, **agent** | a machine, and the process `torchrun` on it, which starts and watches the ranks there, its **workers** |
-# | all buildings of a shift | **worker group** | all workers that train together; it starts and ends as a whole |
+# | all buildings of a shift | **worker group** | all workers that train together |
 # | register | **rendezvous** | where agents agree on who takes part and which worker has which rank |
 # | signing again now and then | **keep-alive** | an agent that is silent for too long is struck off |
 # | at least, at most | `--nnodes 1:2` | the **minimum** to start with and the **maximum** to take |
@@ -105,8 +105,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 print(*(f"{name}={os.environ.get(name)}" for name in NAMES.split()))
 
 # %%
-meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "night"]
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *meeting]
+rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "night"]
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *rendezvous]
 options = ["--nproc-per-node", "2", "--max-restarts", "1"]
 printed = run_in_terminal(*torchrun, *options, scratch() / "two_lives.py", timeout=250)
 print(*sorted(printed.splitlines()), sep="\n")
@@ -124,8 +124,8 @@ compare(
 
 # %% [markdown]
 # `python -m torch.distributed.run` is what the command `torchrun` runs: it is the agent. It saw that a worker had
-# died, stopped the other one, and started both again. With `--max-restarts 0`, the default, the job would have
-# failed.
+# died, stopped the other one, and started both again: a worker group starts and ends as a whole. With
+# `--max-restarts 0`, the default, the job would have failed.
 #
 # A worker learns what it needs from its environment
 # ([torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html), "Environment Variables"):
@@ -442,7 +442,7 @@ class TrainingState:
     def load_state_dict(self, state: dict) -> None:
         """Puts everything back to `state`, whatever random numbers it uses itself on the way.
 
-        Raises what the parts raise: a state of another model is no state of this one.
+        Raises what the parts raise, for instance where `state` is that of another model.
         """
         ### BEGIN SOLUTION
         self.model.load_state_dict(state["model"])
@@ -657,7 +657,7 @@ class ElasticSampler(Sampler[list[int]]):
         ### END SOLUTION
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of `epoch`; in the epoch under way, at its end too, it changes nothing."""
+        """Goes to the beginning of `epoch`; for the current epoch, even at its end, it changes nothing."""
         ### BEGIN SOLUTION
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
@@ -1049,8 +1049,8 @@ print("steps done by each rank:", launch(leaves_when_told, 3))
 # `mine.start(9)` gives you the course's own as chapter 8 leaves it.
 #
 # * With `--save-every 20` it writes a checkpoint after every 20th step, counted over all epochs. Started again with
-#   the same `--out`, on any number of ranks, it goes on from the newest one, to the parameters and the log of a run
-#   that nobody has interrupted.
+#   the same `--out`, on any number of ranks, it goes on from the newest one, to the parameters and the log of an
+#   uninterrupted run.
 # * A rank may be killed at any moment, also while it saves.
 # * After SIGTERM the ranks finish the step, save and leave. The signal may reach one of them a step before the
 #   others.
@@ -1096,7 +1096,8 @@ print(launch(rank_1_hangs, 2, empty("hanging") / "done"))
 # group's own limit holds: by default 10 minutes for NCCL and 30 for other backends. Set it to a few times your
 # longest step:
 # [`init_process_group(timeout=timedelta(minutes=2))`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
-# The limit does not say *which* rank hangs. An agent that listens does (`09_elastic_further`).
+# The limit does not say *which* rank hangs. An agent that gets a sign of life from every worker does
+# (`09_elastic_further`).
 #
 # ### Bug hunt: a snapshot from a tutorial
 #
@@ -1145,7 +1146,7 @@ print("largest difference from the undisturbed run:", largest_difference(expecte
 #
 # Choose how many nodes a job has, how often one of them fails, and how long a save takes. Two things to try:
 #
-# * Take a quarter of the time for a save. Saves and lost work together cost half as much.
+# * Take half a minute for a save, a quarter of the time. Saves and lost work together cost half as much.
 # * Take the fewest nodes and the shortest save. The loss can hardly be seen, and elastic training is not worth the
 #   trouble.
 
@@ -1159,12 +1160,13 @@ explore.Explorer(
     draw_saving,
     nodes=(1, 4000, 2048),
     node_mtbf_days=(30, 1000, 264),
-    save_minutes=(0.1, 20.1, 2.1),
+    save_minutes=(0.5, 10.5, 2.0),
 )
 
 # %% [markdown]
 # *At the start: a cluster like Llama's, with an assumed save of two minutes. The best interval is where the dashed
-# and the dotted curve cross, and around it the total is flat: half or twice the interval costs little more.*
+# and the dotted curve cross, and around it the total is flat: half or twice the interval adds a quarter to
+# saves and lost work.*
 
 # %% [markdown]
 # ## 8. On a cluster: your script on real nodes

@@ -2,7 +2,7 @@
 # # 9. Elastic training, further: who died and why, who hangs, and what waiting costs
 #
 # In the lesson a run goes on when workers and nodes are killed. This notebook is about what remains open there: why a
-# worker died, why a position in the data can be wrong although somebody keeps it, how an agent finds a rank that
+# worker died, why a position in the data can be wrong although it is saved, how an agent finds a rank that
 # hangs, what torchrun's options cost, how replicas go on without a restart, what a killed launcher leaves behind, and
 # how cells run over several hosts.
 #
@@ -210,7 +210,7 @@ program.unlink(missing_ok=True)
 
 # %%
 # %%writefile scratch/silent.py
-"""A worker of which, in its first life, number 1 hangs."""
+"""A worker. In their first life number 1 hangs and the others are well."""
 
 import os
 import time
@@ -234,7 +234,7 @@ supervise(program, workers=3, max_restarts=2, patience=5)
 #
 # ### With PyTorch: what each option of torchrun costs
 #
-# Each of these is a time that everybody waits, or a chance that is lost, when something fails:
+# Each of these decides how long everybody waits when something fails, or how often an agent starts again:
 #
 # | option | default | what it decides |
 # |---|---|---|
@@ -313,7 +313,7 @@ check("9.5", elastic_limits)
 #
 # | piece | where | what it does |
 # |---|---|---|
-# | lighthouse | one for all | gets a heartbeat of each replica, and says who is in the next step: the *quorum* |
+# | lighthouse | one for all | gets a heartbeat from each replica, and says who is in the next step: the *quorum* |
 # | manager | in each replica | asks the lighthouse as a step begins; averages gradients over the quorum; lets the optimizer step only if that went well |
 # | transport | between replicas | gives a replica that comes late the parameters and the optimizer state of one that is up to date |
 #
@@ -424,18 +424,18 @@ else:
 from itertools import groupby
 
 
-def told(replica):
-    """What it did, in rows of steps that went alike."""
+def show(replica):
+    """Prints what a replica did, with one row for steps that went alike."""
     own = [e for e in events if (e["event"], e["replica"]) == ("step", replica)]
-    print(f"replica {replica}:  steps     in the mean  its own  counted")
+    print(f"replica {replica}:  steps     replicas  takes part  counted")
     for alike, those in groupby(own, lambda e: (e["together"], e["takes_part"], e["counted"])):
         steps = [event["step"] for event in those]
         together, takes_part, counted = alike
-        print(f"{steps[0]:14} to {steps[-1]:2}  {together:12}  {takes_part!s:>7}  {counted!s:>7}")
+        print(f"{steps[0]:14} to {steps[-1]:2}  {together:8}  {takes_part!s:>10}  {counted!s:>7}")
 
 
 for replica in (0, 1):
-    told(replica)
+    show(replica)
 steps = [event for event in events if event["event"] == "step"]
 of_0 = [event for event in steps if event["replica"] == 0]
 used = [event for event in steps if event["counted"] and event["takes_part"]]
@@ -508,9 +508,9 @@ print(f"step 19: {1e3 * (times[-1] - times[-2]):.0f} ms")
 #   with an `AssertionError` when the other one dies in the middle of a step on gloo (tried here; `ddp.py`). So the
 #   script takes the mean itself, as in chapter 3.
 #
-# *A restart is the better choice* where nobody has a second copy of the model, as with FSDP over everything; where
+# *A restart is the better choice* where there is no second copy of the model, as with FSDP over all ranks; where
 # each step must have the same global batch; where failures hit all replicas at once, as a bug does; and where
-# failures are rare. torchft pays with many replicas and failures every hour.
+# failures are rare. torchft pays off with many replicas and failures every hour.
 #
 # ### How others do it
 #
@@ -798,7 +798,7 @@ if two:
 # at every host first. The SLURM job was tried under SLURM's own daemons, all on one machine; nothing was tried on a
 # cluster of real hosts.
 #
-# ### Beside it
+# ### Logs, orphans, exit codes
 #
 # * **Keep what workers print.** `torchrun --log-dir DIR --redirects 3` writes each worker's output into files, with a
 #   folder for each restart.
@@ -810,10 +810,11 @@ if two:
 # ## 9. Remember
 #
 # 1. `@record` costs a line, and the agent's report says which worker died first, and why.
-# 2. A sampler has handed out more than was trained on. The loop has to count, or a loader that knows.
+# 2. A sampler has handed out more than was trained on. The training loop has to count, or a loader that
+#    counts what the loop has got.
 # 3. A heartbeat says which rank hangs. A time limit says only that one does.
 # 4. Every option of the rendezvous trades a restart too many against a wait too long.
-# 5. Where each replica has the whole model, the others need no restart. Meanwhile the global batch is smaller.
+# 5. Where each replica has the whole model, the healthy ones need no restart. Meanwhile the global batch is smaller.
 # 6. A launcher that is killed leaves orphans. End them by their id, and have no fixed port.
 # 7. A cell can run over several hosts. A host that falls silent has to be given up after a time, on both sides.
 #

@@ -61,10 +61,10 @@ plt.show()
 # %% [markdown]
 # ## 2. The smallest real run: two ranks, one exchange
 #
-# A query's **scores** are its products with the keys, divided by the root of the head's width. Their softmax gives
-# weights, and the output is the sum of the values with these weights. `attend` computes that over *some* of the keys.
-# It also returns the logsumexp: the logarithm of the sum of exponentials by which the softmax has divided. The mask
-# `allowed` says which query may see which key.
+# A query's **scores** are its products with the keys, divided by the square root of the head's width. Their softmax
+# gives weights, and the output is the sum of the values with these weights. `attend` computes that over *some* of the
+# keys. It also returns the logsumexp: the logarithm of the sum of exponentials by which the softmax has divided. The
+# mask `allowed` says which query may see which key.
 
 
 # %%
@@ -170,9 +170,9 @@ q, k, v = torch.randn(3, 8, 4)
 def half_the_tokens_each(rank, merge):
     """The output of this rank's four queries, over all eight keys."""
     own_q, own_k, own_v = (part.chunk(2)[rank].to(hardware.device()) for part in (q, k, v))
-    everyones = [torch.empty(2, 4, 4, device=own_q.device) for _ in range(2)]
-    dist.all_gather(everyones, torch.stack([own_k, own_v]))
-    out, _ = merge(*(attend(own_q, *keys_and_values) for keys_and_values in everyones))
+    gathered_parts = [torch.empty(2, 4, 4, device=own_q.device) for _ in range(2)]
+    dist.all_gather(gathered_parts, torch.stack([own_k, own_v]))
+    out, _ = merge(*(attend(own_q, *keys_and_values) for keys_and_values in gathered_parts))
     return out.cpu()
 
 
@@ -262,7 +262,7 @@ def zigzag_indices(length: int, ranks: int, rank: int) -> Tensor:
     """Returns the places, int64 (length / ranks,), of the tokens that `rank` has, in ascending order.
 
     They are chunks `rank` and `2 * ranks - 1 - rank` of `2 * ranks` equal chunks of the places 0 to
-    `length - 1`. Raises ValueError, naming both numbers, where `length` does not divide by `2 * ranks`.
+    `length - 1`. Raises ValueError, naming both numbers, where `2 * ranks` does not divide `length`.
     """
     ### BEGIN SOLUTION
     if length % (2 * ranks) != 0:
@@ -333,8 +333,8 @@ def ring_forward(q, k, v, layout, group=None):
 # into three cases: $j = r$, with a mask; $j < r$, where both of your chunks see its first chunk and none its second;
 # and $j > r$, where your second chunk sees both of its chunks, and your first none.
 #
-# And your ring does not stand still while keys and values travel, as it does in `pass_on`, which waits. Start a hop,
-# attend to the keys that are here, and only then wait for the next ones.
+# Your ring also computes while keys and values travel: `pass_on` only waits for them. Start a hop, attend to the keys
+# that are here, and only then wait for the next ones.
 
 
 # %% nbgrader={"grade_id": "10.3", "solution": true}
@@ -342,11 +342,10 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Returns the output (N, H, t, D) of this rank's queries under the causal mask of the sequence.
 
     q, k, v (N, H, t, D) are this rank's t = T / n tokens in zig-zag, as in 10.2; t is even. Keys and values
-    go round the ring in n - 1 hops: a rank sends at most 2 (n - 1) times the bytes of k. Each hop is
-    under way while the rank attends to the keys that it has. No rank gathers all keys, and no tensor
-    of scores is larger than (N, H, t, t). Whole pairs of chunks that the mask leaves out are not
-    computed: after the rank's own, 2 pairs in each hop. The arguments do not change. All ranks are in
-    the default group.
+    go round the ring in n - 1 hops, and a rank sends nothing else. Each hop is under way while the
+    rank attends to the keys that it has. No rank gathers all keys, and no tensor of scores is larger
+    than (N, H, t, t). Whole pairs of chunks that the mask leaves out are not computed: after the
+    rank's own, 2 pairs in each hop. The arguments do not change. All ranks are in the default group.
     """
     ### BEGIN SOLUTION
     me, n, half = dist.get_rank(), dist.get_world_size(), q.shape[2] // 2
@@ -455,8 +454,8 @@ def by_heads(q, k, v, layout, group=None):
     """Attention with all tokens of some heads on every rank."""
     ranks, length = dist.get_world_size(group), q.shape[2] * dist.get_world_size(group)
     q, k, v = (Swap.apply(part, 1, 2, group) for part in (q, k, v))
-    everyone = torch.cat([positions(layout, r, ranks, length) for r in range(ranks)])
-    out, _ = attend(q, k, v, mask_for(everyone, layout, ranks, length))
+    places = torch.cat([positions(layout, r, ranks, length) for r in range(ranks)])
+    out, _ = attend(q, k, v, mask_for(places, layout, ranks, length))
     return Swap.apply(out, 2, 1, group)
 
 
@@ -594,7 +593,7 @@ compare(
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: backward, a model, and `context_parallel`
 #
-# ### Backward: the gradients follow their keys
+# ### Backward by hand
 #
 # Autograd knows nothing of messages, so the ring needs a backward of its own. Forward has kept only each rank's own
 # tensors. **Predict** what leaves a rank of the ring in backward, compared with forward.
@@ -772,14 +771,14 @@ def equality_and_bytes(rank, ways, difference=check_equal, **replaced):
     globals().update(replaced)  # of this rank only: its process ends with the cell
     ranks, results = dist.get_world_size(), {}
     whole, everywhere = own_part(0, 1, blocks, grad=True)
-    slope = whole[0].detach().cos()  # any gradient of the output, the same on every rank
+    d_out = whole[0].detach().cos()  # any gradient of the output, the same on every rank
     expected, _ = attend(*whole, mask_for(everywhere, blocks, 1, tokens))
-    expected.backward(slope)
+    expected.backward(d_out)
     for name, attention in ways.items():
         parts, mine = own_part(rank, ranks, zigzag, grad=True)
         out = attention(*parts, zigzag)
         with Trace() as trace:
-            out.backward(slope[:, :, mine])
+            out.backward(d_out[:, :, mine])
         both = zip((expected, *(x.grad for x in whole)), (out, *(x.grad for x in parts)))
         results[name] = [difference(a[:, :, mine], [b]) for a, b in both], leaving(trace.record())
     return results
@@ -822,9 +821,8 @@ for name, count in in_backward.items():
 #
 # With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. By heads, ranks
 # in excess of these heads get copies (exercise 10.5). The ways can also be multiplied: by heads inside a machine, a
-# ring between machines ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). With $c$ tokens on a rank, the
-# computing of a hop grows with $c^2$ and its bytes with $c$, so above some length the hops cost no time (Liu et al.
-# 2023, section 3).
+# ring between machines ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). The computing of a
+# hop grows with $t^2$ and its bytes with $t$, so above some length the hops cost no time (Liu et al. 2023, section 3).
 #
 # ### A language model on cut sequences
 #
@@ -991,11 +989,15 @@ for name, difference in zip(("output", "dQ", "dK", "dV"), worst):
 # passes. A comparison of gradients is also behind a report of wrong $dQ$, $dK$ and $dV$ in Megatron-LM ([issue
 # 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)). Compare all four.
 #
-# ### Bug hunt: positions and labels
+# ### Bug hunt: two lines that look harmless
 #
-# Two lines of a training script look harmless. The model numbers its tokens itself with `torch.arange(t)`, as it
-# always did. The loss gets its labels by shifting the tokens that are here by one. What do these lines do to a zig-zag
-# of two ranks? Find an answer before you run the cell.
+# Each rank runs these lines of a training script on its own tokens. What do they do to a zig-zag of two ranks? Find an
+# answer before you run the cell.
+#
+# ```python
+# hidden = embedding(tokens) + position(torch.arange(tokens.shape[1]))
+# loss = cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+# ```
 
 
 # %%
@@ -1035,14 +1037,14 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *At the start, ranks compute for 57 % of the time. The ring sends as much as the all-gather; what is small are its
-# scores.* Computed with the formulas of section 3, not measured.
+# *At the start, ranks compute for 57 % of the time. The ring sends as much as the all-gather, but its scores take
+# far less room.* Computed with the formulas of section 3, not measured.
 
 # %% [markdown]
 # ## 8. On a cluster: documents, links and shards
 #
 # * **Several documents in one window.** The mask ends at their borders, and a cut by position alone is no longer fair.
-#   PyTorch has a balancer for each document.
+#   PyTorch has a load balancer that deals out each document by itself.
 # * **Where to place the group.** A ring's hop goes to a neighbour and can hide behind computing, so the group may
 #   reach over several machines. An all-to-all talks to all ranks and stays inside one.
 # * **What stays.** Parameters, gradients and optimizer state are whole on every rank. FSDP shards them over all ranks

@@ -156,11 +156,11 @@ print("pieces of each expert:", load)
 # %% [markdown]
 # ### 11.1 Route, with a bias that balances (1 point)
 #
-# DeepSeek-V3 balances almost without a loss. Each expert has a bias, which is added to its logits when the experts are
-# chosen, and only then. After each step the bias of an expert with too much work is lowered a little, and the others are
-# raised ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 2.1.2). The weight of a result does not depend on
-# the bias, and no second loss pulls at the router. (DeepSeek-V3 scores with sigmoids. Take the softmax over the chosen
-# logits, as above.)
+# Most systems add a second loss that rewards an even load (next section). DeepSeek-V3 hardly needs one. Each expert has
+# a bias, which is added to its logits when the experts are chosen, and only then. After each step the bias of an expert
+# with too much work is lowered a little, and the others are raised ([DeepSeek-AI
+# 2024](https://arxiv.org/abs/2412.19437), section 2.1.2). The weight of a result does not depend on the bias.
+# (DeepSeek-V3 scores with sigmoids. Take the softmax over the chosen logits, as above.)
 
 
 # %% nbgrader={"grade_id": "11.1", "solution": true}
@@ -188,7 +188,7 @@ check("11.1", route)
 # $$L_b = E \sum_{e} f_e \, p_e$$
 #
 # Here $f_e$ is the share of the pieces that chose expert $e$, and $p_e$ is its mean probability over all tokens. If both
-# are even, the loss is 1. If all tokens choose one expert with probability 1, it is E. The shares have no gradient, but
+# are even, the loss is 1. With k = 1 and all tokens sure of the same expert it is E. The shares have no gradient, but
 # the probabilities do: the loss lowers those of experts with a high load.
 #
 # Both are those of the *whole* batch. If each rank balanced its own few sequences, every expert would have to serve
@@ -197,11 +197,11 @@ check("11.1", route)
 
 
 # %%
-def share_of_balance(logits, everyone):
-    """What this rank's tokens contribute to the balance loss; `everyone`: all ranks' choices."""
+def share_of_balance(logits, all_choices):
+    """What this rank's tokens contribute to the balance loss, given the choices of all ranks."""
     experts = logits.shape[-1]
-    load = one_hot(everyone.flatten(), experts).mean(0, dtype=logits.dtype)
-    probability = logits.softmax(-1).sum(0) / len(everyone)
+    load = one_hot(all_choices.flatten(), experts).mean(0, dtype=logits.dtype)
+    probability = logits.softmax(-1).sum(0) / len(all_choices)
     return experts * (load * probability).sum()
 
 
@@ -358,9 +358,9 @@ class MoE(nn.Module):
         tokens = x.flatten(0, -2)
         logits = self.router(tokens)
         choices, weights = best_experts(logits, self.k)
-        everyone, first = self.gather(choices)
-        self.balance = share_of_balance(logits, everyone)
-        kept = fits(everyone, logits.shape[-1], self.capacity_factor)[first:][: len(tokens)]
+        all_choices, first = self.gather(choices)
+        self.balance = share_of_balance(logits, all_choices)
+        kept = fits(all_choices, logits.shape[-1], self.capacity_factor)[first:][: len(tokens)]
         token, which = kept.nonzero(as_tuple=True)
         results = self.run(self.experts, tokens[token], choices[token, which])
         weighted = weights[token, which, None] * results
@@ -513,7 +513,7 @@ class Dispatcher:
     def dispatch(self, pieces: Tensor) -> Tensor:
         """Takes this rank's pieces (P, W), sorted by expert. Returns what its own experts get, (Q, W).
 
-        Sorted by expert, then by the rank that it comes from; within these in the order it had there.
+        The rows are sorted by expert, then by the rank that they come from; those of a rank keep their order.
         """
         ### BEGIN SOLUTION
         return Exchange.apply(pieces, self.sent, self.received, None)[self.by_expert]
@@ -543,9 +543,9 @@ check("11.3", Dispatcher)
 # %%
 def choices_of_all(choices):
     """The choices of all ranks, in their order, and where those of this rank begin."""
-    everyone = [torch.empty_like(choices) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, choices)
-    return torch.cat(everyone), dist.get_rank() * len(choices)
+    of_ranks = [torch.empty_like(choices) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, choices)
+    return torch.cat(of_ranks), dist.get_rank() * len(choices)
 
 
 def expert_parallel(model, group):
@@ -604,7 +604,7 @@ compare(
 # sends its own 48 pieces, and in the other two as many as its experts were given. So a rank with popular experts sends
 # more.
 #
-# ### Experts x data: which gradients are added up over whom?
+# ### Experts x data: which gradients are added up over which ranks?
 #
 # With 8 experts on 64 ranks each expert has eight copies. The ranks form a grid of two dimensions, `data` and `experts`.
 # Both cut the batch: every rank has rows of its own.
@@ -707,13 +707,13 @@ print("largest difference from one process:", difference(alone[math.inf], result
 # it stacks the experts of a rank in one tensor for each matrix, and multiplies all of them in one *grouped* product.
 
 # %% [markdown]
-# ## 5. Break it: a factor that the loss does not show
+# ## 5. Break it: averages on a grid
 #
-# ### Bug hunt: an average over the copies
+# ### Bug hunt: mean losses, averaged gradients
 #
 # Most training code does not add up shares. Each rank takes the *mean* loss of its own rows, and the gradients are
-# *averaged*. With experts one often sees the function below. **Predict** for a grid of 2 x 2 ranks by which factor the
-# experts' gradients are too large (1 means that they are right).
+# *averaged*. With experts one often sees the function below. **Predict** for a grid of 2 x 2 ranks the experts'
+# gradients as a multiple of the right ones (1 means that they are right).
 
 
 # %%
@@ -770,8 +770,8 @@ compare(
 # FSDP](https://github.com/NVIDIA/Megatron-LM/pull/5956) and in a [copy of torchtitan's
 # layer](https://github.com/pytorch/pytorch/issues/160285). There the loss curves looked right all the same.
 #
-# **Predict** how far the first step of AdamW moves the experts if their gradients are doubled, as a multiple of the right
-# distance. AdamW divides each gradient by the root of the mean of its squares.
+# **Predict** how far the first step of AdamW moves the experts if their gradients are doubled, as a multiple of the
+# right distance. AdamW divides the running mean of each gradient by the square root of that of its squares.
 
 # %% tags=["prediction"]
 predicted = {"AdamW": 1.0}
@@ -866,7 +866,8 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *At the start the queues of the first experts are too short, and those of the last experts are half empty.*
+# *At the start two experts get more pieces than they have places, and the last three leave more than half of their
+# places empty.*
 #
 # ### Which links does it take?
 #

@@ -32,7 +32,7 @@ def factory() -> Figure:
         ax.text(0.1, y + 0.4, f"copy {line}", fontsize=11, va="center")
     ax.text(2.25, 4.02, "a site with two buildings", fontsize=9, ha="center")
     ax.text(2.25, 0.2, "road inside a site", fontsize=9, ha="center")
-    ax.text(5.2, 0.2, "road between sites", fontsize=9, ha="center")
+    ax.text(6.67, 0.2, "road between sites", fontsize=9, ha="center")
     for stage in range(3):
         x = 2.25 + 2.95 * stage
         plots.arrow(ax, (x, 2.55), (x, 1.95), color=plots.COLORS["communication"])

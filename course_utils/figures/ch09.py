@@ -70,7 +70,7 @@ def time_lost(
     ax.minorticks_off()
     ax.set(xlabel="interval between checkpoints (minutes)", ylabel="time lost (% of the work)")
     ax.set_ylim(0, 100)
-    ax.set_title("Too often costs saving, too rarely costs work")
+    ax.set_title("Frequent saves cost time, rare saves cost lost work")
     ax.legend(loc="upper left", bbox_to_anchor=(0.06, 1.0))
     return figure
 
@@ -89,7 +89,7 @@ def night(nodes: Any) -> Figure:
     above.set_yticks([0, 1], ["node B", "node A"])
     above.set(xlabel="time (s), measured", ylim=(-0.4, 1.7))
     above.set_xlim(0, 1.15 * (events[-1]["time"] - start))
-    above.set_title("After each kill (X) a new group starts: hatched, Python and torch start")
+    above.set_title("A new group after each kill (X) and return; hatched: Python and torch start")
     _computed(below, nodes.groups, events)
     return figure
 
@@ -109,7 +109,7 @@ def _computed(ax: Axes, groups: list[str], events: list[dict]) -> None:
             seen.add(event["step"])
         place += 1
     computed = place - len(groups)
-    ax.set(xlabel="steps in the order of their computation", ylabel="number of the step")
+    ax.set(xlabel="steps in the order of their computation", ylabel="steps done")
     ax.set_xticks([])
     ax.set_ylim(0, max(seen) + 3)
     again = computed - len(seen)
@@ -164,7 +164,7 @@ def how_often(mtbf: float, save: float, recovery: float) -> Figure:
     left.minorticks_off()
     left.set(xlabel="interval between checkpoints", ylabel="time lost (% of the work)")
     left.set_ylim(0, max(60, 130 * total.min()))
-    title = f"Save every {60 * best:.0f} min: {total.min():.1%} of the work is lost time"
+    title = f"Save every {60 * best:.0f} min: the time lost is {total.min():.1%} of the work"
     if (
         best + save > mtbf / 2
     ):  # the formula takes the interval for short against the time to a failure

@@ -168,7 +168,7 @@ def explored(layout: str, ranks: int, tokens: int) -> Figure:
     _bars(axes["sent"], sent, ranks, plots.COLORS["communication"])
     axes["sent"].set_title(f"{whole:,} tokens:\neach rank sends, in forward")
     _bars(axes["scores"], scores, ranks, plots.COLORS["activations"])
-    axes["scores"].set_title("and holds of scores, at once")
+    axes["scores"].set_title("and the scores that it holds at once")
     return figure
 
 
