@@ -46,7 +46,8 @@ class Trace:
     flops: of matrix products, convolutions and attention, on this rank; attention whole, also where
     a mask hides half of it. peak: the most bytes of tensors that it has at a time. seconds: what
     tracing took, and no estimate of the step. held: the peak by kind; "gathered" is what FSDP makes
-    whole for a while, "activations" all that is nothing else. record: each call by itself, in order,
+    whole for a while, "activations" all that is nothing else. kept: what it has after the step, by the
+    same kinds. building: the most before the first step. record: each call by itself, in order,
     as `course_utils.trace` records a real rank's; groups: the name of each one's group.
     """
 
@@ -55,6 +56,8 @@ class Trace:
     peak: int
     seconds: float
     held: dict[str, int]
+    kept: dict[str, int]
+    building: int
     record: Record = field(repr=False)
     groups: list[str] = field(repr=False)
 
@@ -108,7 +111,7 @@ def trace(
         watching = _Watching(mesh, progress)
         with private.fake_mode(allow_non_fake_inputs=True), watching:
             step = _step_of(program, mesh, layout)
-            watching.phase = "first step"
+            watching.built()
             _with_sentence(step)
             watching.phase = "second step"
             watching.start()
@@ -255,6 +258,10 @@ class _Watching(private.dispatch_mode.value):
         finally:
             self.asks = False
 
+    def built(self) -> None:
+        """The program has what it needs for its first step."""
+        self.phase, self.building = "first step", self.storages.peak()
+
     def start(self) -> None:
         """From now on counts."""
         self.calls.clear()
@@ -262,10 +269,11 @@ class _Watching(private.dispatch_mode.value):
         self.storages.start()
 
     def result(self, rank: int, seconds: float) -> Trace:
-        held = self.storages.at_peak()
+        held, kept = self.storages.at_peak(), self.storages.at_end()
         record = Record(rank, [], [noted.call for noted in self.calls])
         groups = [noted.group for noted in self.calls]
-        return Trace(self._rows(), self.flops, sum(held.values()), seconds, held, record, groups)
+        peak, building = sum(held.values()), self.building
+        return Trace(self._rows(), self.flops, peak, seconds, held, kept, building, record, groups)
 
     def _note_product(self, flops: int) -> None:
         self.flops += flops
@@ -415,7 +423,17 @@ class _Storages:
     def at_peak(self) -> dict[str, int]:
         """The bytes by kind at the moment, since `start`, at which most were held."""
         totals = [0, *accumulate(self.changes)][self.first :]
-        until = self.first + totals.index(max(totals))
+        return self._by_kind(self.first + totals.index(max(totals)))
+
+    def at_end(self) -> dict[str, int]:
+        """The bytes by kind now."""
+        return self._by_kind(len(self.changes))
+
+    def peak(self) -> int:
+        """The most bytes until now."""
+        return max(accumulate(self.changes), default=0)
+
+    def _by_kind(self, until: int) -> dict[str, int]:
         held = dict.fromkeys(("parameters", "gradients", "optimizer", "gathered", "activations"), 0)
         for number, change in zip(self.numbers[:until], self.changes[:until]):
             held[self.kinds.get(number, "activations")] += change

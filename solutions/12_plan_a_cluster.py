@@ -481,6 +481,49 @@ for rank, real in enumerate(launch(real_calls, 8)):
 print(f"ranks whose calls have the same operations, bytes and partners: {sum(same)} of 8")
 
 # %% [markdown]
+# ### 12.5 Your own script, as one rank of 1,024
+#
+# `mine/train.py` (9.6) trains on the ranks that there are. Let it be traced too. If you have not written it yet,
+# `mine.start(12)` gives you the course's own as chapter 9 leaves it.
+#
+# * `program(mesh, options, vocabulary)` returns the model, its optimizer, and a function `step(inputs, targets)` that
+#   trains once and returns the loss.
+# * What it knows of other ranks is in the mesh, whose dimensions are "data" and "tensor".
+# * `main` trains with it as before.
+
+# %%
+from course_exercises import mine
+
+check("12.5", mine.script(12))
+
+# %% [markdown]
+# Here it has four layers as wide as GPT-3's. Which of `own.calls` explain each difference?
+
+# %%
+sizes = {"layers": 4, "width": 12_288, "heads": 96, "kv_heads": 8}
+tables = {"vocab": 51_200, "positions": 2048, "tied": False}
+planned = Model(**sizes, **tables, ffn=2 * 12_288, gated=True, bias=False)
+many = Layout(dp=128, tp=8, zero=3)
+own = mine.as_one_rank(12, many, vocabulary=51_200, context=2048, bfloat16=True, **sizes)
+
+norms = (2 * 4 + 1) * 12_288  # whole on each tensor rank
+share = ((estimate.parameters(planned) - norms) / many.tp + norms) / many.dp
+rows = {"held between two steps": (12 * share, sum(own.kept.values()))}
+for group, op in [(group, op) for group in ("tp", "dp") for op in ("all_gather", "reduce_scatter")]:
+    rows[f"{group} {op}"] = [
+        sum(call.sent for call in calls if (call.group, call.op) == (group, op))
+        for calls in (estimate.traffic(planned, many, 2048), own.calls)
+    ]
+for what, (by_plan, by_script) in rows.items():
+    print(f"{what}: {by_plan:,.0f} bytes in the plan, {by_script:,} in the script")
+print(f"most while it was built: {own.building:,} bytes")
+
+# %% [markdown]
+# In the course's own, tensor ranks also gather the logits, and share out the positions, which the plan has whole.
+# Gradients are float32, not bfloat16. `initialize` makes each matrix whole, so that for a moment a rank holds the
+# largest one twice.
+
+# %% [markdown]
 # ### How long it takes
 #
 # Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. For work that goes on
@@ -853,6 +896,7 @@ compare(
 # | 12.2 What a rank sends | 3 | 3 |
 # | 12.3 How long a step takes | 3 | 4 |
 # | 12.4 Search | 4 | 4 |
+# | 12.5 Your own script, as one rank of 1,024 | | 4 |
 
 # %% [markdown]
 # ## 7. See it: your model, your GPUs

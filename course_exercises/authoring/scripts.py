@@ -95,7 +95,9 @@ class Stage(Exercise):
         misconceptions: Mapping[str, str],
         failures: Mapping[str, str] | None = None,
         further: bool = False,
+        runs: "type[Script] | None" = None,
     ) -> None:
+        """`runs`: what its requirements get, where that is more than a `Script`."""
         super().__init__(
             id,
             "script",
@@ -109,6 +111,7 @@ class Stage(Exercise):
         )
         self.chapter, self.further = int(id.split(".")[0]), further
         self.own = list(misconceptions)
+        self.runs = runs or Script
 
     @property
     def version(self) -> Path:
@@ -130,7 +133,7 @@ class Stage(Exercise):
         return Path(answer).read_text() not in earlier
 
     def prepared(self, answer: Any) -> "Script":
-        return Script(Path(answer))
+        return self.runs(Path(answer))
 
 
 @dataclass(frozen=True)

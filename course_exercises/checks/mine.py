@@ -8,7 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
-from course_exercises.authoring import scripts
+from course_exercises.authoring import scripts, traced_script
+from course_planner import Layout, Trace
 
 FILE = Path("mine/train.py")
 _SOLVED = "solutions"  # the folder of the solved notebooks, in which the course's own versions are checked
@@ -40,6 +41,16 @@ def diff(chapter: int, further: bool = False) -> None:
     after = script(chapter, further).read_text().splitlines()
     lines = list(difflib.unified_diff(before, after, "before", str(FILE), n=1, lineterm=""))
     print("\n".join(lines) or "Nothing has changed yet.")
+
+
+def as_one_rank(chapter: int, layout: Layout, *, vocabulary: int, **options: int) -> Trace:
+    """A step of your script as rank 0 of `layout`, with options of its command line; of the course's own until yours
+    has a `program`."""
+    path = script(chapter)
+    if "program" not in traced_script.defined_in(path):
+        path = scripts.version(chapter)
+        print(f"{FILE} has no program yet: this is the course's own.")
+    return traced_script.as_one_rank(path, layout, vocabulary=vocabulary, **options)
 
 
 def _copy(version: Path) -> None:

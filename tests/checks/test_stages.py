@@ -272,7 +272,165 @@ WRONG |= {
         )
     ],
 }
+META = '    with torch.device("meta"):  # shapes without memory, until each rank knows its part\n'
+CUT = '        cut(model, mesh["tensor"])\n'
+SHARD = '    shard(model, mesh["data"], options.bfloat16)\n'
+STEP = "        loss.backward()\n        optimizer.step()\n        return loss.detach()"
+USED = "    model, optimizer, step = program(mesh, options, len(windows.characters))\n"
+WRONG |= {
+    ("12.5", "no-program"): [("def program(", "def build("), ("= program(", "= build(")],
+    ("12.5", "runs-on-import"): [('if __name__ == "__main__":\n    main()', "main()")],
+    ("12.5", "returns-something-else"): [
+        ("return model, optimizer, step", "return model, step"),
+        (USED, "    model, step = program(mesh, options, len(windows.characters))\n"),
+        (
+            '"checkpoints", model, optimizer)',
+            '"checkpoints", model, torch.optim.SGD(model.parameters(), lr=options.rate))',
+        ),
+    ],
+    ("12.5", "asks-for-a-value"): [
+        ("return loss.detach()", "return loss.item()"),
+        ("loss.item(), len(told_to_leave)", "loss, len(told_to_leave)"),
+    ],
+    ("12.5", "reads-the-environment"): [
+        ('if mesh["tensor"].size() > 1', 'if options.tensor * int(os.environ["WORLD_SIZE"]) > 1')
+    ],
+    ("12.5", "own-group"): [(META, "    dist.init_process_group()\n" + META)],
+    ("12.5", "not-used"): [
+        (
+            USED,
+            META
+            + "        model = Transformer(len(windows.characters), options)\n"
+            + "    if options.tensor > 1:\n"
+            + CUT
+            + SHARD
+            + "    model.to_empty(device=device)\n    initialize(model, options.seed)\n"
+            + OPTIMIZER,
+        ),
+        (
+            "            loss = step(inputs.to(device), targets.to(device))\n",
+            (
+                "            loss = loss_of(model, inputs.to(device), targets.to(device))\n"
+                "            optimizer.zero_grad()\n"
+                "            loss.backward()\n"
+                "            optimizer.step()\n"
+            ),
+        ),
+    ],
+    ("12.5", "optimizer-first"): [
+        (OPTIMIZER, ""),
+        (SHARD, OPTIMIZER + SHARD),
+    ],
+    ("12.5", "not-cut"): [('    if mesh["tensor"].size() > 1:\n' + CUT, "")],
+    ("12.5", "not-sharded"): [(SHARD, "    else:\n    " + SHARD)],
+    ("12.5", "whole-state"): [
+        (
+            STEP,
+            STEP.replace(
+                "        return",
+                "        for each in model.parameters():\n"
+                "            optimizer.state[each].setdefault('average', torch.zeros(each.shape))\n"
+                "        return",
+            ),
+        )
+    ],
+    ("12.5", "kept-whole"): [
+        (
+            "    def step(inputs",
+            "    kept = {name: part.full_tensor() for name, part in model.named_parameters()}\n\n    def step(inputs",
+        ),
+        (
+            "loss = loss_of(model, inputs, targets)\n        opt",
+            "loss = loss_of(model, inputs, targets) + 0 * len(kept)\n        opt",
+        ),
+    ],
+    ("12.5", "whole-at-first"): [(META, META.replace("meta", "cpu"))],
+    ("12.5", "dimensions-swapped"): [
+        (CUT, CUT.replace("tensor", "data")),
+        ('if mesh["tensor"].size() > 1', 'if mesh["data"].size() > 1'),
+        (SHARD, SHARD.replace("data", "tensor")),
+    ],
+    ("12.5", "one-unit"): [
+        ("        fully_shard(block, mesh=mesh, mp_policy=policy)", "        pass")
+    ],
+    ("12.5", "not-summed"): [
+        (OPTIMIZER, "    model.set_requires_gradient_sync(False)\n" + OPTIMIZER)
+    ],
+    ("12.5", "averaged-again"): [
+        (
+            "        optimizer.step()\n        return",
+            (
+                "        for each in model.parameters():\n"
+                '            dist.all_reduce(each.grad.to_local(), group=mesh.get_group("data"))\n'
+                "        optimizer.step()\n        return"
+            ),
+        )
+    ],
+    ("12.5", "gathers-whole"): [
+        (
+            "        optimizer.step()\n        return",
+            (
+                "        _ = [each.grad.full_tensor().norm() for each in model.parameters()]\n"
+                "        optimizer.step()\n        return"
+            ),
+        )
+    ],
+    ("12.5", "still-float32"): [(SHARD, SHARD.replace("options.bfloat16", "False"))],
+    ("12.5", "other-steps"): [
+        (
+            "        optimizer.zero_grad()\n        loss.backward()",
+            '        optimizer.zero_grad()\n        (loss / mesh["data"].size()).backward()',
+        )
+    ],
+}
+WITHOUT_A_CUT_SEQUENCE = [
+    (
+        'output_layouts=sequence),\n        "positions"',
+        'output_layouts=whole),\n        "positions"',
+    ),
+    ("output_layouts=Shard(0)", "output_layouts=whole"),
+    ('        "norm": SequenceParallel(),\n', ""),
+    (
+        "ColwiseParallel(input_layouts=sequence, output_layouts=whole)",
+        "ColwiseParallel(output_layouts=whole)",
+    ),
+    ('        "attention_norm": SequenceParallel(),\n        "attention": gathered,\n', ""),
+    (
+        '"attention.wo": RowwiseParallel(output_layouts=sequence)',
+        '"attention.wo": RowwiseParallel()',
+    ),
+    (
+        '        "feed_forward_norm": SequenceParallel(),\n        "feed_forward": gathered,\n',
+        "",
+    ),
+    (
+        '"feed_forward.w2": RowwiseParallel(output_layouts=sequence)',
+        '"feed_forward.w2": RowwiseParallel()',
+    ),
+]
 RIGHT = {
+    ("12.5", "first values in main, and a step that ends without gradients"): [
+        ("    initialize(model, options.seed)\n", ""),
+        (USED, USED + "    initialize(model, options.seed)\n"),
+        ("        optimizer.zero_grad()\n        loss.backward()", "        loss.backward()"),
+        (
+            "        optimizer.step()\n        return",
+            "        optimizer.step()\n        optimizer.zero_grad()\n        return",
+        ),
+    ],
+    ("12.5", "blocks that stay whole until their backward pass"): [
+        (
+            "fully_shard(block, mesh=mesh,",
+            "fully_shard(block, mesh=mesh, reshard_after_forward=False,",
+        )
+    ],
+    ("12.5", "another optimizer"): [
+        (
+            "torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9)",
+            "torch.optim.AdamW(model.parameters(), lr=1e-4)",
+        )
+    ],
+    ("12.5", "without a cut sequence"): WITHOUT_A_CUT_SEQUENCE,
     ("3.7", "the flag of DDP in place of its context"): [
         (
             "                with contextlib.nullcontext() if last else parallel.no_sync():\n",
@@ -305,29 +463,7 @@ RIGHT = {
         )
     ],
     ("6.7", "without a cut sequence"): [
-        (
-            'output_layouts=sequence),\n        "positions"',
-            'output_layouts=whole),\n        "positions"',
-        ),
-        ("output_layouts=Shard(0)", "output_layouts=whole"),
-        ('        "norm": SequenceParallel(),\n', ""),
-        (
-            "ColwiseParallel(input_layouts=sequence, output_layouts=whole)",
-            "ColwiseParallel(output_layouts=whole)",
-        ),
-        ('        "attention_norm": SequenceParallel(),\n        "attention": gathered,\n', ""),
-        (
-            '"attention.wo": RowwiseParallel(output_layouts=sequence)',
-            '"attention.wo": RowwiseParallel()',
-        ),
-        (
-            '        "feed_forward_norm": SequenceParallel(),\n        "feed_forward": gathered,\n',
-            "",
-        ),
-        (
-            '"feed_forward.w2": RowwiseParallel(output_layouts=sequence)',
-            '"feed_forward.w2": RowwiseParallel()',
-        ),
+        *WITHOUT_A_CUT_SEQUENCE,
         ("parameter.grad.to_local()", "getattr(parameter.grad, '_local_tensor', parameter.grad)"),
         ("part.full_tensor()", 'part.full_tensor() if hasattr(part, "full_tensor") else part'),
     ],
@@ -369,7 +505,8 @@ def test_the_course_s_own_version_passes(id):
 
 
 @pytest.mark.parametrize(
-    ("id", "later"), [("3.6", "3.7"), ("3.6", "6.7"), ("6.7", "8.6"), ("8.6", "9.6")]
+    ("id", "later"),
+    [("3.6", "3.7"), ("3.6", "6.7"), ("6.7", "8.6"), ("8.6", "9.6"), ("9.6", "12.5")],
 )
 def test_a_later_version_passes_what_an_earlier_chapter_asks_for(id, later):
     outcome = examine(id, catalogue.find(later).version)

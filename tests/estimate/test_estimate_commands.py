@@ -228,7 +228,7 @@ def test_traced_seconds_are_those_of_each_kind():
         "cp": Call("all_reduce", 10**9, 1, "bfloat16", ranks=(0,)),
     }
     record = Record(0, [], list(calls.values()))
-    trace = Trace([], 10**14, 0, 0.0, {}, record, list(calls))
+    trace = Trace([], 10**14, 0, 0.0, {}, {}, 0, record, list(calls))
     known = Calibration(matrices=0.5, intra=0.5, inter=0.5, ring=1.0, slowdown=0.0)
     layout = Layout(pp=3, micro_batches=4)
     got = estimate.traced_seconds(trace, layout, SMALL, known)
@@ -242,5 +242,5 @@ def test_traced_seconds_are_those_of_each_kind():
             "bubble": (2.0 + got["tensor"]) * 2 / 4,
         }
     )
-    no_stages = Trace([], 10**14, 0, 0.0, {}, Record(0, [], []), [])
+    no_stages = Trace([], 10**14, 0, 0.0, {}, {}, 0, Record(0, [], []), [])
     assert estimate.traced_seconds(no_stages, layout, SMALL, known) == {"matrices": 2.0}

@@ -94,6 +94,24 @@ def test_a_rank_holds_its_share_of_the_parameters(name):
     assert held * layout.gpus == 2 * estimate.parameters(model)  # in bfloat16
 
 
+def test_what_stays_after_a_step_and_the_most_before_the_first():
+    def program(mesh, layout):
+        torch.zeros(1000)  # at once given up
+        layer = torch.nn.Linear(10, 10, bias=False)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+        def step():
+            layer(torch.ones(5, 10)).sum().backward()
+            optimizer.step()
+
+        return step
+
+    found = estimate.trace(program, Layout())
+    states = dict.fromkeys(("parameters", "gradients", "optimizer"), 4 * 10 * 10)
+    assert found.kept == states | {"gathered": 0, "activations": 0}
+    assert found.building == 4 * 1000
+
+
 @pytest.mark.parametrize(
     "layout",
     [
