@@ -265,7 +265,7 @@ WRONG |= {
     ("9.6", "part-of-an-epoch"): [
         ("int(position[0]), int(position[1]), position[2].item()", "*map(int, position[:2]), 0.0")
     ],
-    ("9.6", "not-every-rank"): [
+    ("9.6", "left-alone"): [
         (
             "losses, told = sum_over_ranks(loss.item(), len(told_to_leave), device=device)",
             "[losses] = sum_over_ranks(loss.item(), device=device)\n            told = told_to_leave",
