@@ -35,8 +35,8 @@ stage = Stage(
         "other-order": "Started again, it reads windows that no step of an uninterrupted run has together. The order has "
         "to follow from the seed and the epoch (`set_epoch`) on any number of ranks.",
         "optimizer-lost": "Started again, the optimizer has forgotten its momentum. Save and load its state too.",
-        "other-steps": "The windows are right, and the parameters at the end are not those of a run that nobody has "
-        "interrupted. Is all that the next step depends on loaded, into what trains?",
+        "other-steps": "The windows of each step are right, and the parameters at the end are not those of a run that "
+        "nobody has interrupted. Is a step left out? Is all that the next step depends on loaded, into what trains?",
         "rank-bound": "What four ranks have saved cannot be loaded by two, or the other way round. "
         "`torch.distributed.checkpoint` loads each rank's part from whichever files have it.",
         "died-of-sigterm": "SIGTERM has ended a rank at once. `signal.signal(signal.SIGTERM, handler)` lets it finish its "
