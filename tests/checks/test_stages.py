@@ -394,6 +394,15 @@ def test_a_mistake_is_named(id, name, tmp_path):
     assert outcome.misconceptions[:1] == [name], render(outcome)
 
 
+def test_what_is_no_python_is_said_as_python_says_it(tmp_path):
+    script = changed(
+        "9.6", [("            loss.backward()\n", "            loss.backward(\n")], tmp_path
+    )
+    said = render(examine("9.6", script))
+    assert "SyntaxError: '(' was never closed" in said
+    assert "could not use" not in said, said
+
+
 @pytest.mark.parametrize("id", STAGES)
 def test_each_sentence_has_a_version(id):
     assert set(catalogue.find(id).own) <= {name for of, name in WRONG if of == id}
