@@ -164,15 +164,18 @@ def _compare_numbers(got: Any, expected: Any, tolerance: float) -> Difference | 
     return None if equal else Difference(*_numbers(expected, got))
 
 
+def _counted(sequence: Sequence) -> str:
+    entries = "entry" if len(sequence) == 1 else "entries"
+    return f"{len(sequence)} {entries}: {show(sequence)}"
+
+
 def _compare_sequences(
     got: Any, expected: Sequence, tolerance: float, each: str
 ) -> Difference | None:
     if not isinstance(got, Sequence) or isinstance(got, (str, bytes)):
         return Difference(show(expected), show(got))
     if len(got) != len(expected):
-        return Difference(
-            f"{len(expected)} entries: {show(expected)}", f"{len(got)} entries: {show(got)}"
-        )
+        return Difference(_counted(expected), _counted(got))
     for i, (g, e) in enumerate(zip(got, expected, strict=True)):
         difference = compare(g, e, tolerance)
         if difference:

@@ -12,6 +12,7 @@ from course_utils.launch import RankFailure
 from course_utils.launch.story.frames import Frame, own
 
 _UNUSABLE = "the check could not use what your answer gave"
+_NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")  # a script's: no rank has run a line
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ def _explain_rank(error: RankFailure) -> Failure:
     text = str(error)
     if error.kind == "timeout" and error.ranks[error.rank].startswith("was running"):
         return Failure("endless", None, text)
-    if error.kind == "exception" and error.line is None:
+    if error.error in _NO_PYTHON:
+        text = text.partition(" raised ")[2]
+    elif error.kind == "exception" and error.line is None:
         text = f"{_UNUSABLE}: {text}"
     return Failure(error.kind, error.error, text)
 

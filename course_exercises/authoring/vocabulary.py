@@ -407,8 +407,8 @@ MISTAKES = [
     Mistake(
         "needs-contiguous",
         "`send` and `recv` need contiguous memory, and so may `view`. A tensor that is transposed, or cut out of a larger "
-        "one, often has none, nor may what `empty_like` makes of it. Work on `tensor.contiguous()`, and copy the result "
-        "back where the caller's tensor has to change.",
+        "one, is often not contiguous, and `empty_like` may keep its layout. Work on `tensor.contiguous()`, and copy the "
+        "result back where the caller's tensor has to change.",
     ),
     Mistake(
         "cut-from-the-graph",

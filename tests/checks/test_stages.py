@@ -266,7 +266,7 @@ WRONG |= {
     ("9.6", "part-of-an-epoch"): [
         ("int(position[0]), int(position[1]), position[2].item()", "*map(int, position[:2]), 0.0")
     ],
-    ("9.6", "not-every-rank"): [
+    ("9.6", "left-alone"): [
         (
             "losses, told = sum_over_ranks(loss.item(), len(told_to_leave), device=device)",
             "[losses] = sum_over_ranks(loss.item(), device=device)\n            told = told_to_leave",
@@ -530,6 +530,15 @@ def test_another_right_version_passes(id, what, tmp_path):
 def test_a_mistake_is_named(id, name, tmp_path):
     failed = failures(id, changed(id, WRONG[id, name], tmp_path))
     assert failed and failed[-1].misconception == name, failed
+
+
+def test_what_is_no_python_is_said_as_python_says_it(tmp_path):
+    script = changed(
+        "9.6", [("            loss.backward()\n", "            loss.backward(\n")], tmp_path
+    )
+    said = render(examine("9.6", script))
+    assert "SyntaxError: '(' was never closed" in said
+    assert "could not use" not in said, said
 
 
 @pytest.mark.parametrize("id", STAGES)

@@ -72,3 +72,11 @@ def test_a_cell_of_ipython_7_is_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Frame(name, 2, "<module>").place == "cell line 2"
     assert cells()[name] == (9, None, entry[2], name)
     assert __file__ not in cells()
+
+
+def test_a_line_is_that_of_the_file_as_it_is_now(tmp_path: Path) -> None:
+    """Whoever mends a script reads of the new one why it has failed again."""
+    script = tmp_path / "train.py"
+    for text in ("loss.backward()", "optimizer.step()"):
+        script.write_text(f"{text}\n")
+        assert Frame(str(script), 1, "main").source == text

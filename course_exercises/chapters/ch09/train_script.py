@@ -35,14 +35,16 @@ stage = Stage(
         "other-order": "Started again, it reads windows that no step of an uninterrupted run has together. The order has "
         "to follow from the seed and the epoch (`set_epoch`) on any number of ranks.",
         "optimizer-lost": "Started again, the optimizer has forgotten its momentum. Save and load its state too.",
-        "other-steps": "The windows are right, and the parameters at the end are not those of a run that nobody has "
-        "interrupted. Is all that the next step depends on loaded, into what trains?",
+        "other-steps": "The windows of each step are right, and the parameters at the end are not those of a run that "
+        "nobody has interrupted. Is a step left out? Is all that the next step depends on loaded, into what trains?",
         "rank-bound": "What four ranks have saved cannot be loaded by two, or the other way round. "
         "`torch.distributed.checkpoint` loads each rank's part from whichever files have it.",
         "died-of-sigterm": "SIGTERM has ended a rank at once. `signal.signal(signal.SIGTERM, handler)` lets it finish its "
         "step and save.",
         "trained-on": "After SIGTERM it has trained to the end. A machine that asks so is gone half a minute later: save "
         "after the step, and leave.",
+        "left-alone": "After SIGTERM the ranks do not do the same: one leaves or saves, and another goes on. The signal "
+        "reaches them at different moments. Let them add up after each step who was told, and leave together.",
         "left-unsaved": "After SIGTERM it has left without a checkpoint of that step.",
         "not-whole": "A save that was killed halfway is what the next start looks at. Give a checkpoint its name when all "
         "of it is written.",
@@ -75,7 +77,9 @@ def same_end(script, ran, draw) -> None:
         likely={"position-lost": True},
     )
     if any(rank.fresh for rank in ran.ranks):
-        raise Wrong("optimizer-lost", expected="its state of the step before", got="none")
+        raise Wrong(
+            "optimizer-lost", expected="the optimizer's state of the step before", got="none"
+        )
     expect(ran.model, alone.model, likely={"other-steps": True})
 
 
@@ -124,6 +128,7 @@ def other_numbers_of_ranks_go_on(script, draw):
     "told by SIGTERM to leave, it finishes the step, saves and leaves",
     seconds=60,
     needs_earlier=True,
+    failures=dict.fromkeys(("timeout", "mismatch"), "left-alone"),
 )
 def told_to_leave_it_saves(script, draw):
     told = Life(2, after=4, signal=signal.SIGTERM)

@@ -27,8 +27,7 @@ def _folder(package):
 
 _DISTRIBUTED = "/torch/distributed/"
 _DDP = "/torch/nn/parallel/distributed.py"
-# They have nothing to say to a learner.
-_WRAPPERS = ("wrapper", "inner", "inner_func", "fsdp_hook_wrapper")
+_WRAPPERS = ("wrapper", "inner", "inner_func", "fsdp_hook_wrapper")  # say nothing to a learner
 
 LIBRARIES = tuple(
     os.path.join(os.path.realpath(path), "")
@@ -58,6 +57,7 @@ class Frame(NamedTuple):
     @property
     def source(self) -> str:
         """The line's text, without its indentation; empty if nobody knows it."""
+        linecache.checkcache(self.file)  # a script may have changed since it was last quoted
         return linecache.getline(self.file, self.line).strip()
 
     @property
