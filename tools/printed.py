@@ -29,6 +29,8 @@ def truths(notebook: nbformat.NotebookNode) -> tuple[int, int]:
 def problem(notebook: nbformat.NotebookNode) -> str | None:
     """A sentence for the author where the notebook asks for too much belief."""
     for line in lines(notebook):
+        if line.startswith("Not measured: "):
+            return f"it prints {line!r}: the names of `predicted` and `measured` differ."
         found = TRUTH.search(line)
         if found and found[2] == "False":
             return f"it prints {line.strip()!r}: print the number that shows the difference."

@@ -20,9 +20,12 @@ def compare(
     A prediction that was left open (`...`) shows what was measured. One with more decimals than
     what was measured is rounded to as many, if that changes it by at most 2 %. A wrong one is followed by how
     many times as much was measured, and by the sentence of `likely` ({sentence: {quantity: value}})
-    whose value it has. A quantity that was not predicted is not shown; one that was not measured is
-    a KeyError.
+    whose value it has. A quantity that was not predicted is not shown. Where one was not measured, a
+    sentence says so.
     """
+    if missing := ", ".join(name for name in predicted if name not in measured):
+        print(f"Not measured: {missing}. Run the cells between the prediction and this one.")
+        return
     wide = max(len(name) for name in predicted)
     print(f"{'':{wide}}  {'predicted':>12}  {'measured':>12}  equal")
     for name, value in predicted.items():

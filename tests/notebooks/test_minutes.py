@@ -152,6 +152,7 @@ def test_what_is_not_yet_as_it_should_be_is_not(name: str, monkeypatch) -> None:
         ("True\n", "1 of its 1 printed lines"),
         ("number: 3\n" * 20 + "equal: False\n", "it prints 'equal: False': print the number"),
         ("   predicted   measured  equal\na      1     1  True\n", None),
+        ("Not measured: a. Run the cells\n", "the names of `predicted` and `measured` differ"),
     ],
 )
 def test_truth_values_are_counted(text: str, problem: str | None) -> None:

@@ -33,6 +33,12 @@ def test_an_open_prediction_shows_what_was_measured(capsys):
     ]
 
 
+def test_the_measurement_of_another_prediction_is_none(capsys):
+    assert table(capsys, {"bytes": 8, "calls": 2}, {"calls": 2, "GB": 1}) == [
+        "Not measured: bytes. Run the cells between the prediction and this one."
+    ]
+
+
 def test_a_wrong_prediction_says_which_mistake_it_looks_like(capsys):
     rows = table(capsys, {"bytes": 32, "calls": 0}, {"bytes": 8, "calls": 2}, LIKELY)
     assert rows[2:] == [
