@@ -264,7 +264,7 @@ class Worker:
 
 
 class Nodes(Agents):
-    """Nodes with one worker each, at least one of them and at most two. Prints what happens, as a
+    """Nodes with one worker each (`capstone` has more), at least one of them and at most two. Prints what happens, as a
     table that grows.
 
     groups: the names of the worker groups that trained, in their order.

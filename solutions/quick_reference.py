@@ -266,7 +266,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | broadcast | a collective: one rank's tensor goes to all | [03](03_ddp.ipynb) |
 # | bubble | the time in which ranks of a pipeline wait for each other | [05](05_pipeline.ipynb) |
 # | bucket | several gradients in one message | [03](03_ddp.ipynb) |
-# | budget | of the capstone: the most that a rank may hold at any moment, and send in a step | [13](13_capstone.ipynb) |
+# | budget | of the capstone: the most that the tensors of a rank may take up at any moment | [13](13_capstone.ipynb) |
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
 # | capacity | how many pieces an expert takes in a step; later ones are dropped | [11](11_experts.ipynb) |
 # | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts.ipynb) |

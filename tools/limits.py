@@ -14,15 +14,10 @@ WRITTEN = 1 / 3  # of the lesson, after which the first exercise has stood
 LINES, SCRIPT, LONG, LONG_CELLS = 20, 60, 30, 2
 
 
-# older than these limits and than that of bare truth values, until somebody has rewritten them
-NOT_YET = frozenset(["13_capstone"])
-
-
 def problems(name: str, cells: list[Cell], minutes: Minutes) -> Iterator[Problem]:
     """What is too much in the source `name`: a line of it, and a sentence."""
-    if name not in NOT_YET:
-        yield from _time(name, minutes)
-        yield from _writing(name, cells)
+    yield from _time(name, minutes)
+    yield from _writing(name, cells)
     yield from _lines(cells)
 
 

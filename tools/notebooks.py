@@ -124,7 +124,7 @@ class Copy:
 
     def truths(self, notebook: nbformat.NotebookNode) -> str | None:
         """What is wrong with the truth values that it prints."""
-        sentence = None if self.chapter in limits.NOT_YET else printed.problem(notebook)
+        sentence = printed.problem(notebook)
         return f"{self.name}: {sentence}" if sentence else None
 
     def _failure(self, error: ExecutionError) -> str:

@@ -38,7 +38,9 @@ from course_exercises.authoring.draw import Draw
 from course_exercises.authoring.framework import Exercise, run
 from course_exercises.authoring.ranks import kill_in_a_write
 from course_run import script
+from course_utils.comm import private
 from course_utils.launch import RankFailure
+from course_utils.trace.meters import Sampling
 
 _VERSIONS = Path(__file__).parents[1] / "mine"
 EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
@@ -54,7 +56,8 @@ SENTENCES = {
     "refused-options": "Your script refuses the options that it is started with: what it says stands below. Keep those "
     "that it had, and add what this stage asks for.",
     "no-log": "The log is not there, or a line of it is no JSON. Rank 0 writes it, and no other rank.",
-    "not-saved": "Nobody saves the model. Rank 0 does, at the end.",
+    "not-saved": "Nobody saves the model: at the end there is neither `model.pt` nor a checkpoint of "
+    "torch.distributed.checkpoint in the folder `checkpoint`.",
     "parts-saved": "What is saved are parts of the parameters, with the mesh on which they lie. Gather each with "
     "`full_tensor()`, on all ranks, and let rank 0 save the whole ones.",
 }
@@ -151,8 +154,14 @@ class OnRank:
     largest: int  # numbers of the largest parameter that was ever made with memory, a part's where it is a part
     shardings: int  # calls of fully_shard
     saves: int  # calls of torch.save
+    unsynced: int  # calls of set_requires_gradient_sync(False)
+    computed: int  # the most windows in one forward pass of an embedding, in training
+    recomputes: bool  # whether a module computes again within a backward pass
     groups: int  # calls of init_process_group
     group_left: bool
+    peaks: dict[
+        str, int
+    ]  # of a metered life: bytes of its tensors at the "start", in "training", at the "end"
 
 
 @dataclass(frozen=True)
@@ -170,11 +179,12 @@ class Ran:
 @dataclass(frozen=True)
 class Life:
     """A start of the script, and its end: after so many steps rank 1, or the only one, gets a signal. With SIGXFSZ
-    rank 0 is killed while it writes its next large file."""
+    rank 0 is killed while it writes its next large file. A metered one tells what its ranks held, and no gradient."""
 
     ranks: int
     after: int | None = None
     signal: int = signal.SIGKILL
+    metered: bool = False
 
     @property
     def struck(self) -> int:
@@ -233,7 +243,7 @@ class Script:
             return None
         if life.after is not None:  # it has left by itself
             return Ran(done, [], {}, {})
-        model = _model(out / "model.pt")
+        model = _model(out)
         return Ran(done, _log(out / "log.jsonl"), model, _checkpoint(out / "checkpoint", model))
 
     @property
@@ -290,8 +300,14 @@ def _log(path: Path) -> list[dict]:
         raise Wrong("no-log", expected="log.jsonl, with a line of JSON an epoch", got=got) from None
 
 
-def _model(path: Path) -> dict[str, Tensor]:
+def _model(out: Path) -> dict[str, Tensor]:
+    """What is in model.pt; without it, what is in the checkpoint."""
+    path = out / "model.pt"
     if not path.exists():
+        with contextlib.suppress(Exception, dcp.CheckpointException):
+            saved = dcp.FileSystemReader(out / "checkpoint").read_metadata().state_dict_metadata
+            empty = {n.removeprefix("model."): torch.empty(part.size) for n, part in saved.items()}
+            return _checkpoint(out / "checkpoint", empty)
         raise Wrong("not-saved", expected="model.pt in the folder of --out", got="no such file")
     try:
         model = torch.load(path, weights_only=True, map_location="cpu")
@@ -319,13 +335,15 @@ def _checkpoint(folder: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
 def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
     """In a rank: runs the script, and returns what it has done."""
     optimizers, batches, stepped, fresh, gradients, synced, made = [], [], [], [], [], [], [0]
+    computed, recomputed, phases = [0], [], _Phases(life.metered)
 
     def on_first_step(optimizer: Optimizer, *_) -> None:
         if not fresh and not _of_zeros(optimizer):
-            of_rank = [_part(each.grad).flatten() for each in _learning(optimizer)]
-            gradients.append(torch.cat([torch.empty(0), *of_rank]))
+            if not life.metered:  # in which nothing may be kept
+                of_rank = [_part(each.grad).flatten() for each in _learning(optimizer)]
+                gradients.append(torch.cat([torch.empty(0), *of_rank]))
             states = [value for state in optimizer.state.values() for value in state.values()]
-            moments = [_part(value) for value in states if isinstance(value, Tensor)]
+            moments = (_part(value) for value in states if isinstance(value, Tensor))
             fresh.append(not any(moment.any() for moment in moments if moment.dim()))
 
     def on_step(optimizer: Optimizer, *_) -> None:
@@ -333,6 +351,7 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
             return
         optimizers.append(optimizer)
         stepped.append(batches[-1])
+        phases.end("training")
         if rank == life.struck and len(stepped) == life.after:
             _strike(life.signal)
 
@@ -340,19 +359,31 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         if not parameter.is_meta:
             made.append(_part(parameter).numel())
 
+    def on_forward(module: nn.Module, inputs: tuple) -> None:
+        if private.backward_task.value() != -1:
+            recomputed.append(True)
+        elif isinstance(module, nn.Embedding) and torch.is_grad_enabled() and inputs[0].dim() > 1:
+            computed.append(len(inputs[0]))
+
     with ExitStack() as following:
         registered = nn.modules.module.register_module_parameter_registration_hook(on_parameter)
         following.callback(registered.remove)
-        following.enter_context(_noting_batches(batches))
-        save = following.enter_context(mock.patch.object(torch, "save", wraps=torch.save))
-        group = mock.patch.object(dist, "init_process_group", wraps=dist.init_process_group)
-        group = following.enter_context(group)
-        shard = mock.patch.object(fsdp, "fully_shard", wraps=fsdp.fully_shard)
-        shard = following.enter_context(shard)
+        following.enter_context(_noting_batches(batches, phases))
+        save = following.enter_context(_counted(torch, "save"))
+        group = following.enter_context(_counted(dist, "init_process_group"))
+        shard = following.enter_context(_counted(fsdp, "fully_shard"))
+        sync = following.enter_context(_counted(fsdp.FSDPModule, "set_requires_gradient_sync"))
+        hook = nn.modules.module.register_module_forward_pre_hook(on_forward)
+        following.callback(hook.remove)
         following.callback(register_optimizer_step_pre_hook(on_first_step).remove)
         following.callback(register_optimizer_step_post_hook(on_step).remove)
         following.enter_context(_noting_forward(synced))
+        following.enter_context(phases.meter)
+        os.environ["OMP_NUM_THREADS"] = (
+            "1"  # as torchrun sets it; so small a model loses time with more
+        )
         script.execute(rank, arguments)
+        phases.end("end")
     groups = optimizers[-1].param_groups if optimizers else []
     parameters = [_part(parameter) for group in groups for parameter in group["params"]]
     return OnRank(
@@ -363,11 +394,42 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         fresh == [True],
         parameters,
         largest=max(made),
-        shardings=shard.call_count,
-        saves=save.call_count,
-        groups=group.call_count,
+        shardings=len(shard),
+        saves=len(save),
+        unsynced=sum(False in arguments for arguments in sync),
+        computed=max(computed),
+        recomputes=bool(recomputed),
+        groups=len(group),
         group_left=not dist.is_initialized(),
+        peaks=phases.peaks,
     )
+
+
+class _Phases:
+    """The peak of a rank's tensors in each phase of a metered life."""
+
+    def __init__(self, metered: bool) -> None:
+        self.meter = Sampling() if metered else contextlib.nullcontext()
+        self.peaks: dict[str, int] = {}
+
+    def end(self, phase: str) -> None:
+        """What was held since the last call belongs to this phase."""
+        if isinstance(self.meter, Sampling):
+            self.peaks[phase] = max(self.peaks.get(phase, 0), self.meter.peak)
+            self.meter.peak = self.meter.held()
+
+
+@contextmanager
+def _counted(owner: Any, name: str) -> Iterator[list[tuple]]:
+    """A list with an item for each call: the arguments that are a bool. A Mock would keep all, and what they hold."""
+    calls, plain = [], getattr(owner, name)
+
+    def counting(*given, **named):
+        calls.append(tuple(value for value in (*given, *named.values()) if isinstance(value, bool)))
+        return plain(*given, **named)
+
+    with mock.patch.object(owner, name, counting):
+        yield calls
 
 
 def _strike(number: int) -> None:
@@ -396,10 +458,12 @@ def _part(parameter: Tensor) -> Tensor:
 
 
 @contextmanager
-def _noting_batches(batches: list[Tensor]) -> Iterator[None]:
+def _noting_batches(batches: list[Tensor], phases: _Phases) -> Iterator[None]:
     plain = DataLoader.__iter__
 
     def noting(loader):
+        if not batches:
+            phases.end("start")
         for batch in plain(loader):
             batches.append(batch[0].clone())
             yield batch

@@ -8,19 +8,21 @@ from course_utils import plots
 from course_utils.lesson.models import ResidualNet
 
 STATIONS = (
-    ("notebook", "one process\nand launch"),
+    ("notebook", "ranks of\nlaunch"),
     ("torchrun", "processes of\none machine"),
     ("two hosts", "a cable\nbetween them"),
     ("a node dies", "the other\ngoes on"),
     ("1,024 GPUs", "a plan,\nno run yet"),
 )
 KINDS = ("parameters", "gradients", "optimizer")
+WHOLE = {"color": "white", "edgecolor": plots.COLORS["gradients"], "hatch": "////"}
 BUDGET = 2  # times the bytes of the parameters
 
 
 def way() -> Figure:
     """The stations of the one file, from left to right."""
     figure, ax = plots.canvas(height=2.6)
+    ax.set_title("The same file at each stop, and at each the parameters of one process")
     for place, (name, below) in enumerate(STATIONS):
         x = 0.15 + 1.98 * place
         plots.building(ax, x, 1.25, 1.5, 1.3, color=plots.COLORS["idle"])
@@ -32,7 +34,8 @@ def way() -> Figure:
 
 
 def budget(ranks: int, width: int) -> Figure:
-    """What ZeRO's stages hold of the parameters' bytes on a rank, calculated, and the budget."""
+    """What ZeRO's stages hold on a rank at the end of backward, calculated, and the budget. With ZeRO 2 the gradients
+    were whole before they were scattered."""
     count = sum(parameter.numel() for parameter in ResidualNet(width, 10).parameters())
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
     sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 4}
@@ -43,11 +46,13 @@ def budget(ranks: int, width: int) -> Figure:
             held = estimate.model_states(count, ranks, zero, **own) / (4 * count)
             ax.barh(zero, held, left=left, color=plots.COLORS[kind], label=kind if not zero else "")
             left += held
+        if zero == 2:
+            ax.barh(zero, 1 - 1 / ranks, left=left, **WHOLE)
     ax.axvline(BUDGET, **plots.LIMIT)
     ax.set_yticks(range(4), ["copies", "ZeRO 1", "ZeRO 2", "ZeRO 3"])
     ax.invert_yaxis()
     ax.set_xlim(0, 3.2)
     ax.set_xlabel("bytes of a rank, times those of the parameters; dashed: the budget")
-    ax.set_title(f"{count:,} parameters: what stays on each of {ranks} ranks")
+    ax.set_title(f"{count:,} parameters on {ranks} ranks: ZeRO 3 alone leaves room")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=3, frameon=False)
     return figure

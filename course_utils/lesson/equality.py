@@ -30,11 +30,6 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().flatten().cpu() for tensor in tensors])
 
 
-def equal(some: Tensor, others: Iterable[Tensor]) -> bool:
-    """Whether none of `others`, such as a vector from each rank, is more than 1e-5 from `some`."""
-    return largest_difference(some, others) <= TOLERANCE
-
-
 def largest_difference(some: Tensor, others: Iterable[Tensor]) -> Difference:
     """Returns by how much the value that differs most in `others`, such as a vector from each rank,
     differs from the same one in `some`."""

@@ -67,26 +67,39 @@ class Sampling(private.dispatch_mode.value):
         gc.collect()
         found = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
         self.place = device().type
-        self.alive: dict[int, weakref.ref] = {}
-        self.peak = 0
+        self.alive: dict[int, tuple[weakref.ref, int]] = {}  # with the bytes that were seen last
+        self.peak = self.bound = 0  # bound: at least what is held, as nothing was taken off it
         self._add([local(tensor) for tensor in found])
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back with this rank's part
         result = func(*args, **kwargs or {})
-        self._add([leaf for leaf in private.tree_leaves(result) if isinstance(leaf, torch.Tensor)])
-        self.peak = max(self.peak, self.held())
+        touched = private.tree_leaves(
+            (args, kwargs, result)
+        )  # FSDP gives memory to what it then fills
+        self._add([leaf for leaf in touched if isinstance(leaf, torch.Tensor)])
+        if self.bound > self.peak:
+            self.peak = max(self.peak, self.held())
         return result
 
     def held(self) -> int:
         """The bytes at this moment."""
-        storages = [reference() for reference in self.alive.values()]
-        return sum(storage.nbytes() for storage in storages if storage is not None)
+        storages = [reference() for reference, _ in self.alive.values()]
+        held = {
+            private.address.of(s): (weakref.ref(s), s.nbytes()) for s in storages if s is not None
+        }
+        self.alive, self.bound = held, sum(size for _, size in held.values())
+        return self.bound
 
     def _add(self, tensors: list[torch.Tensor]) -> None:
         """A tensor around others, such as the result of a functional collective, has no memory itself."""
         for tensor in tensors:
             if tensor.device.type == self.place and not hasattr(tensor, "__tensor_flatten__"):
                 storage = tensor.untyped_storage()
-                self.alive[private.address.of(storage)] = weakref.ref(storage)
+                address, size = private.address.of(storage), storage.nbytes()
+                reference, seen = self.alive.get(address, (None, 0))
+                known = reference is not None and reference() is storage
+                if not known or size > seen:
+                    self.alive[address] = weakref.ref(storage), size
+                    self.bound += size - seen * known

@@ -5,7 +5,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from course_planner.figures import decision
+from course_planner.figures import ch13, decision
 from course_utils import plots
 from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch08, ch09, ch11
 from course_utils.lesson import schedules
@@ -37,6 +37,8 @@ def closed():
         lambda: ch09.uses({"kept": torch.ones(8), "from zero": torch.tensor([2, 1, 0, 0])}),
         lambda: ch11.queues(LOAD, 24, "queues"),
         decision.decision_guide,
+        ch13.way,
+        lambda: ch13.budget(4, 36),
     ],
 )
 def test_no_label_lies_on_another(draw):

@@ -384,6 +384,73 @@ WRONG |= {
         )
     ],
 }
+PARTS = "for part in zip(inputs.split(options.micro_batch), targets.split(options.micro_batch)):"
+BACK = "            of_part.backward()"
+WEIGHT = " * len(part[0]) / len(inputs)"
+RECOMPUTED = "x = checkpoint(block, x, use_reentrant=False)"
+SHARDED = """    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+"""
+SHARDS = '    dcp.save({"model": model.state_dict()}, checkpoint_id=options.out / "checkpoint")\n'
+WRONG |= {
+    ("13.4", "not-sharded"): [('shard(model, mesh["data"],', 'shard(model, mesh["tensor"],')],
+    ("13.4", "whole-at-first"): [('torch.device("meta"):', 'torch.device("cpu"):')],
+    ("13.4", "one-unit"): [(SHARDED, "")],
+    ("13.4", "whole-share"): [(PARTS, PARTS.replace("options.micro_batch", "len(inputs)"))],
+    ("13.4", "activations-kept"): [(RECOMPUTED, "x = block(x)")],
+    ("13.4", "whole-gradients"): [
+        (
+            f"        {PARTS}",
+            f"        left = -(-len(inputs) // options.micro_batch)\n        {PARTS}",
+        ),
+        (
+            BACK,
+            f"            left -= 1\n            model.set_requires_gradient_sync(left == 0)\n{BACK}",
+        ),
+    ],
+    ("13.4", "whole-at-resume"): [
+        (
+            "            dcp.load(",
+            (
+                "            large = [torch.empty(p.shape) for p in self.model.parameters()]\n"
+                "            large += [torch.empty(p.shape) for p in self.model.parameters()]\n"
+                "            dcp.load("
+            ),
+        )
+    ],
+    ("13.4", "whole-at-the-end"): [
+        (
+            SHARDS,
+            SHARDS
+            + "    whole = {n: part.full_tensor() for n, part in model.state_dict().items()}\n"
+            "    if log:\n"
+            '        torch.save(whole, options.out / "model.pt")\n',
+        )
+    ],
+    ("13.4", "too-much"): [
+        (
+            "        optimizer.step()\n        return loss",
+            (
+                "        whole = [part.full_tensor() for part in model.parameters()]\n"
+                "        optimizer.step()\n        return loss"
+            ),
+        )
+    ],
+    ("13.4", "summed-micro-batches"): [(WEIGHT, "")],
+    ("13.4", "uneven-micro-batches"): [(WEIGHT, " / -(-len(inputs) // options.micro_batch)")],
+    ("13.4", "other-steps"): [(BACK, "            optimizer.zero_grad()\n" + BACK)],
+    ("13.4", "own-loss"): [("loss += of_part.detach()", "loss = of_part.detach()")],
+    ("13.4", "held-out"): [
+        (
+            "logits, targets = model(inputs.to(device))[:left], targets.to(device)[:left]",
+            "logits, targets = model(inputs.to(device)), targets.to(device)",
+        )
+    ],
+    ("13.4", "starts-over"): [(LOAD, "")],
+    ("13.4", "not-every-rank"): [
+        ("sampler=held_out_sampler", "sampler=range(rank, len(held_out), data_ranks)")
+    ],
+}
 WITHOUT_A_CUT_SEQUENCE = [
     (
         'output_layouts=sequence),\n        "positions"',
@@ -410,6 +477,30 @@ WITHOUT_A_CUT_SEQUENCE = [
     ),
 ]
 RIGHT = {
+    ("13.4", "blocks that are wrapped"): [
+        (RECOMPUTED, "x = block(x)"),
+        (
+            "from torch.utils.checkpoint import checkpoint\n",
+            "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper\n",
+        ),
+        (
+            SHARDED,
+            (
+                "    for i, block in enumerate(model.blocks):\n"
+                "        model.blocks[i] = checkpoint_wrapper(block)\n"
+                "        fully_shard(model.blocks[i], mesh=mesh, mp_policy=policy)\n"
+            ),
+        ),
+    ],
+    ("13.4", "whole parameters one after the other"): [
+        (
+            SHARDS,
+            SHARDS + "    for name, part in model.state_dict().items():\n"
+            "        whole = part.full_tensor()\n"
+            "        if log:\n"
+            '            torch.save(whole, options.out / f"{name}.pt")\n',
+        )
+    ],
     ("12.5", "first values in main, and a step that ends without gradients"): [
         ("    initialize(model, options.seed)\n", ""),
         (USED, USED + "    initialize(model, options.seed)\n"),
@@ -507,7 +598,14 @@ def test_the_course_s_own_version_passes(id):
 
 @pytest.mark.parametrize(
     ("id", "later"),
-    [("3.6", "3.7"), ("3.6", "6.7"), ("6.7", "8.6"), ("8.6", "9.6"), ("9.6", "12.5")],
+    [
+        ("3.6", "3.7"),
+        ("3.6", "6.7"),
+        ("6.7", "8.6"),
+        ("8.6", "9.6"),
+        ("9.6", "12.5"),
+        ("9.6", "13.4"),
+    ],
 )
 def test_a_later_version_passes_what_an_earlier_chapter_asks_for(id, later):
     outcome = examine(id, catalogue.find(later).version, SEED)

@@ -9,7 +9,7 @@ import nbformat
 import printed
 import pytest
 import registrations
-from source import Cell, read_source
+from source import Cell
 
 from course_exercises.checks.catalogue import find, modules
 from course_exercises.sources import chapters
@@ -128,17 +128,6 @@ def test_what_is_too_much_is_refused(name, cells, time, problem) -> None:
     cells = cells if cells is LATE else [WRITTEN, *markdown("### Next", WORDS), *cells]
     found = [sentence for _, sentence in limits.problems(name, cells, time)]
     assert not found if problem is None else problem in found[0] and len(found) == 1
-
-
-@pytest.mark.parametrize("name", sorted(limits.NOT_YET))
-def test_what_is_not_yet_as_it_should_be_is_not(name: str, monkeypatch) -> None:
-    """A lesson that keeps the limits is taken off the list."""
-    monkeypatch.setattr(limits, "NOT_YET", frozenset())
-    cells = read_source(ROOT / "solutions" / f"{name}.py")
-    stored = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-    assert printed.problem(stored) or list(
-        limits.problems(name, cells, minutes.of(ROOT, name, cells))
-    )
 
 
 # --- what is printed ---------------------------------------------------------------------------
