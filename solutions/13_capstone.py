@@ -433,8 +433,6 @@ compare(
 # * Of each block the input alone stays until backward.
 # * From the first line to the last no rank holds more than 2 P. The model is in the folder `checkpoint` of `--out`, in
 #   shards; a `model.pt` is not asked for.
-# * Every forward pass gathers, so all ranks must make as many, also over windows that are held out. Each of those
-#   counts once.
 
 # %%
 check("13.4", mine.script(13))
