@@ -768,6 +768,8 @@ print("the same without the optimizer state:", largest_difference(undisturbed, v
 # * With the new option `--bfloat16` the script computes in bfloat16; parameters and optimizer state stay float32.
 # * At the end all ranks write a checkpoint with `torch.distributed.checkpoint`: the state dict of the model under
 #   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays.
+# * Now every forward pass gathers, so all ranks must make as many, also over held-out windows. Each of those counts
+#   once.
 
 # %%
 from course_exercises import mine

@@ -433,16 +433,14 @@ compare(
 # * Of each block the input alone stays until backward.
 # * From the first line to the last no rank holds more than 2 P. The model is in the folder `checkpoint` of `--out`, in
 #   shards; a `model.pt` is not asked for.
-# * Every forward pass gathers, so all ranks must make as many, also over windows that are held out. Each of those
-#   counts once.
 
 # %%
 check("13.4", mine.script(13))
 
 # %% [markdown]
-# ## 5. Break it: one mean too many, and a life without a safe
+# ## 5. Break it: uneven shares, and a life without checkpoints
 #
-# ### Bug hunt: the mean of the means
+# ### Bug hunt: the loss of a share
 #
 # Most scripts take the mean loss of a rank's share and let DDP average. Read the class. With 24 rows on four ranks it is
 # right. With 22, by how much does a row of the smallest share count too much?
@@ -469,21 +467,21 @@ for rows, compared in ((24, check_equal), (22, largest_difference)):
 # instead of 1/22: 10 % too much. Nothing fails, and the curve falls. Micro-batches of different sizes have the same
 # trap.
 #
-# ### A life without a safe
+# ### A life without checkpoints
 #
 # This loop has no checkpoint. It counts how often each of 480 samples is used. It is killed after 7 of 20 steps and
 # started again.
 
 
 # %%
-def without_a_safe(steps):
+def without_checkpoints(steps):
     used = torch.zeros(480, dtype=torch.int64)
     for step in range(steps):
         used += torch.bincount(torch.arange(48 * step, 48 * step + 48) % 480, minlength=480)
     return used
 
 
-uses = without_a_safe(7) + without_a_safe(20)  # the second life knows nothing of the first
+uses = without_checkpoints(7) + without_checkpoints(20)  # the second life knows nothing of the first
 for times in (2, 3):
     print(f"used {times} times: {(uses == times).sum().item()} samples")
 

@@ -82,6 +82,11 @@ def before(chapter: int, further: bool = False) -> Path:
     return version(max(2, chapter if further else chapter - 1))
 
 
+def is_own(path: Path) -> bool:
+    """Whether a file is one of the course's own versions."""
+    return path.read_text() in {each.read_text() for each in _VERSIONS.glob("train_*.py")}
+
+
 def _chapter(path: Path) -> int:
     return int(path.stem.removeprefix("train_"))
 

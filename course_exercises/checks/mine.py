@@ -26,8 +26,8 @@ def script(chapter: int, further: bool = False) -> Path:
 
 
 def start(chapter: int, further: bool = False) -> None:
-    """Skips what you have not written: your script becomes what this chapter begins with. Yours is kept."""
-    if FILE.exists():
+    """Skips what you have not written: your script becomes what this chapter begins with. What is yours is kept."""
+    if FILE.exists() and not scripts.is_own(FILE):
         number = 1 + len(list(FILE.parent.glob("train_kept_*.py")))
         kept = FILE.rename(FILE.with_stem(f"train_kept_{number}"))
         print(f"Your script is now {kept}.")

@@ -119,17 +119,19 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: DataLoader, mesh: DeviceMesh) -> float:
-    """The mean loss over all windows, those of the other data ranks included."""
+def evaluate(model: nn.Module, batches: DataLoader, windows: int, mesh: DeviceMesh) -> float:
+    """The mean loss over all windows, those of the other data ranks included. This rank's first `windows` count; what
+    follows is there because a forward pass gathers, so that all ranks have to make as many."""
     device = mesh.device_type
     model.eval()
-    total, windows = 0.0, 0
+    total, left = 0.0, windows
     for inputs, targets in batches:
-        total += len(inputs) * loss_of(model, inputs.to(device), targets.to(device)).item()
-        windows += len(inputs)
+        logits, targets = model(inputs.to(device))[:left], targets.to(device)[:left]
+        total += cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+        left -= len(targets)
     model.train()
     total, windows = sum_over_data_ranks(total, windows, mesh=mesh)
-    return total / windows
+    return total / windows / batches.dataset.dataset.context
 
 
 def sum_over_data_ranks(*numbers: float, mesh: DeviceMesh) -> list[float]:
@@ -231,11 +233,13 @@ def main() -> None:
     windows = Windows(options.text.read_text(), options.context)
     learned = len(windows) * 9 // 10
     train = Subset(windows, range(learned))
-    # Not with a DistributedSampler, which repeats windows until all ranks have as many.
-    held_out = Subset(windows, range(learned + rank, len(windows), data_ranks))
+    held_out = Subset(windows, range(learned, len(windows)))
+    # It repeats windows until all ranks have as many; `own` are those that count.
+    held_out_sampler = DistributedSampler(held_out, data_ranks, rank, shuffle=False)
+    own = len(range(rank, len(held_out), data_ranks))
     sampler = DistributedSampler(train, data_ranks, rank, seed=options.seed)
     batches = DataLoader(train, options.batch // data_ranks, sampler=sampler, drop_last=True)
-    held_out_batches = DataLoader(held_out, options.batch // data_ranks)
+    held_out_batches = DataLoader(held_out, options.batch // data_ranks, sampler=held_out_sampler)
 
     with torch.device("meta"):  # shapes without memory, until each rank knows its part
         model = Transformer(len(windows.characters), options)
@@ -261,7 +265,7 @@ def main() -> None:
         line = {
             "epoch": epoch,
             "loss": summed / data_ranks / len(batches),
-            "held_out_loss": evaluate(model, held_out_batches, mesh),
+            "held_out_loss": evaluate(model, held_out_batches, own, mesh),
         }
         if log:
             print("epoch {epoch}: loss {loss:.2f}, held out {held_out_loss:.2f}".format(**line))

@@ -139,16 +139,18 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: DataLoader, device: torch.device) -> float:
-    """The mean loss over all windows, those of the other ranks included."""
+def evaluate(model: nn.Module, batches: DataLoader, windows: int, device: torch.device) -> float:
+    """The mean loss over all windows, those of the other ranks included. This rank's first `windows` count; what
+    follows is there because a forward pass gathers, so that all ranks have to make as many."""
     model.eval()
-    total, windows = 0.0, 0
+    total, left = 0.0, windows
     for inputs, targets in batches:
-        total += len(inputs) * loss_of(model, inputs.to(device), targets.to(device)).item()
-        windows += len(inputs)
+        logits, targets = model(inputs.to(device))[:left], targets.to(device)[:left]
+        total += cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+        left -= len(targets)
     model.train()
     total, windows = sum_over_ranks(total, windows, device=device)
-    return total / windows
+    return total / windows / batches.dataset.dataset.context
 
 
 def sum_over_ranks(*numbers: float, device: torch.device) -> list[float]:
@@ -331,13 +333,15 @@ def main() -> None:
     windows = Windows(options.text.read_text(), options.context)
     learned = len(windows) * 9 // 10
     train = Subset(windows, range(learned))
-    # Not with a DistributedSampler, which repeats windows until all ranks have as many.
-    held_out = Subset(windows, range(learned + rank, len(windows), data_ranks))
+    held_out = Subset(windows, range(learned, len(windows)))
+    # It repeats windows until all ranks have as many; `own` are those that count.
+    held_out_sampler = DistributedSampler(held_out, data_ranks, rank, shuffle=False)
+    own = len(range(rank, len(held_out), data_ranks))
     # The windows of step s are the same on any number of ranks; without drop_last the last ones may not be.
     sampler = DistributedSampler(train, data_ranks, rank, seed=options.seed, drop_last=True)
     unread, share = Unread(sampler), options.batch // data_ranks
     batches = DataLoader(train, share, sampler=unread, drop_last=True)
-    held_out_batches = DataLoader(held_out, options.batch // data_ranks)
+    held_out_batches = DataLoader(held_out, options.batch // data_ranks, sampler=held_out_sampler)
 
     model, optimizer, step = program(mesh, options, len(windows.characters))
 
@@ -366,7 +370,7 @@ def main() -> None:
             if told:
                 dist.destroy_process_group()
                 return
-        held_out_loss = evaluate(model, held_out_batches, device)
+        held_out_loss = evaluate(model, held_out_batches, own, device)
         if log:
             log.write({"epoch": epoch, "loss": summed / steps, "held_out_loss": held_out_loss})
         done, summed = 0, 0.0

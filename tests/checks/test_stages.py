@@ -20,6 +20,7 @@ SAVE = """    if rank == 0:
 """
 SUM = "    total, windows = sum_over_ranks(total, windows, device=device)\n"
 DDP = "parallel = DistributedDataParallel(model, device_ids=[device] if gpu else None)"
+WHOLE = "    whole = {name: part.full_tensor() for name, part in model.state_dict().items()}\n"
 AVERAGE = "        gradient = parameter.grad.to_local()\n"
 OPTIMIZER = "    optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9)\n"
 
@@ -117,6 +118,10 @@ WRONG |= {
         ("summed / data_ranks / len", "summed / len"),
     ],
     ("6.7", "parts-saved"): [("part.full_tensor()", "part")],
+    ("6.7", "not-every-rank"): [
+        (WHOLE, ""),
+        ("        torch.save(whole,", f"    {WHOLE}        torch.save(whole,"),
+    ],
 }
 WRONG |= {
     ("8.6", "not-sharded"): [('shard(model, mesh["data"],', 'shard(model, mesh["tensor"],')],
@@ -137,6 +142,12 @@ WRONG |= {
         ("computing = torch.bfloat16 if bfloat16 else None", "computing = None"),
     ],
     ("8.6", "still-float32"): [("param_dtype=computing", "param_dtype=None")],
+    ("8.6", "held-out-waits"): [
+        ("sampler=held_out_sampler", "sampler=range(rank, len(held_out), data_ranks)")
+    ],
+    ("8.6", "held-out-repeated"): [
+        ("own = len(range(rank, len(held_out), data_ranks))", "own = len(held_out_sampler)")
+    ],
 }
 IN_STEP = "            [in_step] = sum_over_ranks(own, device=device)\n"
 BACKWARD = "(loss * world / in_step).backward()"

@@ -1,4 +1,4 @@
-"""flat and equal, with which the chapters compare a technique with one process."""
+"""flat and the largest difference, with which the chapters compare a technique with one process."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from course_utils.lesson.equality import (
     TOLERANCE,
     Difference,
     check_equal,
-    equal,
     flat,
     largest_difference,
 )
@@ -19,16 +18,6 @@ def test_flat_puts_all_values_in_one_vector_without_a_graph():
     vector = flat(layer.parameters())
     assert vector.tolist() == [*layer.weight.flatten().tolist(), *layer.bias.tolist()]
     assert not vector.requires_grad
-
-
-def test_equal_looks_at_every_rank():
-    one = torch.zeros(4)
-    assert equal(one, [one, one + TOLERANCE / 2])
-    assert not equal(one, [one, one - 2 * TOLERANCE])
-
-
-def test_nan_equals_nothing():
-    assert not equal(torch.zeros(2), [torch.tensor([0.0, float("nan")])])
 
 
 def test_the_largest_difference_is_that_of_any_rank():
