@@ -481,7 +481,8 @@ def without_checkpoints(steps):
     return used
 
 
-uses = without_checkpoints(7) + without_checkpoints(20)  # the second life knows nothing of the first
+# The second life knows nothing of the first.
+uses = without_checkpoints(7) + without_checkpoints(20)
 for times in (2, 3):
     print(f"used {times} times: {(uses == times).sum().item()} samples")
 
