@@ -279,12 +279,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "place = torch.arange(q.shape[2]) # ascending, so the mask is a triangle",
         ): "They differ where the queries are on a GPU, and there the check's ranks refuse it.",
         (
-            "out, lse = merged((out, lse), attend(q, *pages[:, :, :, :half]))",
-            "out, lse = merged(attend(q, *pages[:, :, :, :half]), (out, lse))",
+            "out, lse = merged((out, lse), attend(q, *kv[:, :, :, :half]))",
+            "out, lse = merged(attend(q, *kv[:, :, :, :half]), (out, lse))",
         ): "A merge does not depend on the order of its two results.",
         (
-            "seen = merged((out[:, :, half:], lse[:, :, half:]), attend(q[:, :, half:], *pages))",
-            "seen = merged(attend(q[:, :, half:], *pages), (out[:, :, half:], lse[:, :, half:]))",
+            "seen = merged((out[:, :, half:], lse[:, :, half:]), attend(q[:, :, half:], *kv))",
+            "seen = merged(attend(q[:, :, half:], *kv), (out[:, :, half:], lse[:, :, half:]))",
         ): "A merge does not depend on the order of its two results.",
     },
     "10.4": {
