@@ -239,9 +239,8 @@ class Script:
         given = {"text": folder / "text.txt", "out": out, "epochs": EPOCHS, "batch": BATCH}
         given |= {"context": CONTEXT, "width": 16, "layers": 1, "heads": 4, "kv-heads": 2}
         given |= {"rate": 0.1} | options
-        arguments = [f"--{n}" if value is True else f"--{n}={value}" for n, value in given.items()]
         try:
-            done = run(_followed, life.ranks, [str(self.path), *arguments], life, timeout=60.0)
+            done = run(_followed, life.ranks, [str(self.path), *flags(given)], life, timeout=60.0)
         except RankFailure as failure:
             if life.after is None or failure.kind != "signal":
                 raise
@@ -289,6 +288,12 @@ class Script:
         letters = sorted(set(self._text))
         cut = [self._text[i * CONTEXT : (i + 1) * CONTEXT] for i in range(self.number)]
         return [cut.index("".join(letters[token] for token in row)) for row in batch.tolist()]
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Options as a command line has them: --micro-batch=4, or --bfloat16 for one that is True."""
+    named = ((name.replace("_", "-"), value) for name, value in options.items())
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in named]
 
 
 def trains_as_before(script: Script, draw: Draw) -> None:

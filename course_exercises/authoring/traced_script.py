@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import course_planner as estimate
+from course_exercises.authoring.scripts import flags
 from course_planner import Layout
 
 
@@ -54,8 +55,6 @@ def as_one_rank(
 
 def _parsed(parse: Callable[[], Any], path: Path, options: dict[str, int]) -> Any:
     """What the script's own parser makes of options; the text and the folder are not there."""
-    given = {"text": "text.txt", "out": "out", **options}
-    named = {name.replace("_", "-"): value for name, value in given.items()}
-    arguments = [f"--{n}" if value is True else f"--{n}={value}" for n, value in named.items()]
+    arguments = flags({"text": "text.txt", "out": "out", **options})
     with mock.patch.object(sys, "argv", [str(path), *arguments]):
         return parse()
