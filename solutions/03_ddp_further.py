@@ -194,8 +194,175 @@ print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
 # after it. Below, the lane is empty until the last gradient is computed, and both ranks wait, hatched, for one long
 # all-reduce.*
 #
-# The bytes are the same, only their time differs. In your own training, look at it in a profile: an all-reduce that
-# begins before backward ends is hidden.
+# The bytes are the same, only their time differs.
+#
+# ### A profile: which rank keeps the others waiting?
+#
+# `Trace` is this course's. For your own training there is `torch.profiler`. Its **profile** notes when each operator
+# began and ended, in each thread, and `record_function` adds names of your own. It costs time and memory, so its
+# `schedule` leaves steps out: below, one is not looked at, one warms the profiler up, and three are kept. Each rank
+# writes a file. Four ranks train on the CPU, also where there are GPUs, and rank 2 has a slow loader.
+
+# %%
+from torch.profiler import profile, record_function, schedule
+
+from course_utils.lesson.terminal import scratch
+
+SLOW, KEPT = 2, 3  # a rank; steps
+
+
+def write_profile(rank, folder):
+    torch.set_num_threads(1)
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(8)]  # 1 MiB of gradients each
+    model, x = DDP(nn.Sequential(*layers), bucket_cap_mb=1), torch.randn(64, 512)
+    with profile(schedule=schedule(wait=1, warmup=1, active=KEPT)) as profiler:
+        for _ in range(2 + KEPT):
+            with record_function("load"):
+                time.sleep(0.2 if rank == SLOW else 0.01)
+            model(x).sum().backward()
+            profiler.step()
+    file = folder / f"profile_{rank}.json"
+    profiler.export_chrome_trace(str(file))
+    return file.name
+
+
+print(*launch(write_profile, 4, scratch()))
+
+# %% [markdown]
+# Take one of the files `scratch/profile_0.json` to `profile_3.json` to [ui.perfetto.dev](https://ui.perfetto.dev),
+# a page that draws it: it stays in your browser. You see a lane for each thread, and operators inside of operators.
+# The file is plain JSON, so a few lines of Python can look at all ranks at once, which no eye can do for 1,024.
+
+# %%
+import json
+
+
+def spans_of(rank, *names):
+    """When the events with one of these names began and ended on a rank, in seconds."""
+    events = json.loads((scratch() / f"profile_{rank}.json").read_text())["traceEvents"]
+    kept = [event for event in events if event["ph"] == "X" and event["name"].endswith(names)]
+    return sorted((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in kept)
+
+
+# %% [markdown]
+# **Predict.** How many all-reduces are in rank 0's file? Add up the seconds between begin and end of a rank's
+# all-reduces. On how many ranks is the sum larger than on rank 2, the slow one?
+
+# %% tags=["prediction"]
+predicted = {"all-reduces in rank 0's file": 8 * 3, "ranks whose sum is larger": 3}
+
+# %%
+sums = [sum(end - begin for begin, end in spans_of(rank, ":all_reduce")) for rank in range(4)]
+measured = {
+    "all-reduces in rank 0's file": len(spans_of(0, ":all_reduce")),
+    "ranks whose sum is larger": sum(seconds > sums[SLOW] for seconds in sums),
+}
+
+# %%
+compare(
+    predicted,
+    measured,
+    {
+        "As if a step had one: each bucket has one, and each of the 8 layers fills a bucket.": {
+            "all-reduces in rank 0's file": 3
+        },
+        "As if the slow rank communicated longest: it comes last, and nobody keeps it waiting.": {
+            "ranks whose sum is larger": 0
+        },
+    },
+)
+
+# %%
+from course_utils.trace import Record, Span
+
+
+def last_step(rank, origin):
+    """A Record of what a rank's profile says of its last step."""
+    kinds = {
+        "compute": spans_of(rank, "DistributedDataParallel.forward", "MmBackward0"),
+        "communication": spans_of(rank, ":all_reduce"),
+    }
+    return Record(
+        rank,
+        [
+            Span(kind, kind, begin - origin, end - origin, background=kind == "communication")
+            for kind, spans in kinds.items()
+            for begin, end in spans
+            if begin > origin
+        ],
+    )
+
+
+# %%
+origin = max(spans_of(0, "load"))[0]  # the last step begins with the last load
+steps = [last_step(rank, origin) for rank in range(4)]
+plots.timeline(steps, title="Three ranks' all-reduces are long: they wait for rank 2")
+plt.show()
+
+# %% [markdown]
+# *Ranks 0, 1 and 3 compute at once, and their all-reduces last until rank 2 has come. Rank 2 computes last, and its
+# own all-reduces are short.*
+#
+# So a long all-reduce says little about the network. The rank that everybody waits for is the one with the least
+# time in collectives, and with 1,024 ranks you find it by sorting that number. What it does meanwhile is what has to
+# be mended: here a loader, and no faster link would help. Of the rest, count only what is **exposed**, when the rank
+# does not compute beside it.
+#
+# In the profile of a GPU, what computes are its kernels (`event["cat"] == "kernel"`), and NCCL's begin with
+# `ncclDevKernel`. [HTA](https://hta.readthedocs.io/) does this count for whole clusters.
+
+# %% [markdown]
+# ### 3.8 Where the time of a step goes (2 points)
+#
+# A few lines tell from a profile what to mend. Write the function that takes the spans of a step apart. When it
+# passes, try it on your own profile: `where_time_goes(max(spans_of(0, "ProfilerStep#4")), spans_of(0, "aten::mm"),
+# spans_of(0, ":all_reduce"))`.
+
+# %%
+from itertools import pairwise
+
+from course_exercises import check, hint
+
+Interval = tuple[float, float]  # begin and end, in seconds
+
+
+# %% nbgrader={"grade_id": "3.8", "solution": true}
+def where_time_goes(
+    step: Interval, computing: list[Interval], communicating: list[Interval]
+) -> dict[str, float]:
+    """Returns the seconds of one step of a rank by what they went for.
+
+    `computing` and `communicating` come in any order, may be empty, and may reach beyond the step.
+    Spans of one list may overlap, or lie inside each other as operators do.
+
+        "compute"    it computes, whatever else it does
+        "hidden"     it communicates, and computes beside it
+        "exposed"    it communicates, and does not compute
+        "idle"       neither
+
+    compute + exposed + idle is the whole step.
+    """
+    ### BEGIN SOLUTION
+    edges = {point for span in (step, *computing, *communicating) for point in span}
+    edges = sorted(point for point in edges if step[0] <= point <= step[1])
+    seconds = dict.fromkeys(("compute", "hidden", "exposed", "idle"), 0.0)
+    for left, right in pairwise(edges):  # nothing begins or ends between two edges
+        computes, communicates = (
+            any(begin <= left and right <= end for begin, end in spans)
+            for spans in (computing, communicating)
+        )
+        if computes:
+            seconds["compute"] += right - left
+        if communicates:
+            seconds["hidden" if computes else "exposed"] += right - left
+        elif not computes:
+            seconds["idle"] += right - left
+    return seconds
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "3.8-check", "grade": true, "points": 2, "locked": true}
+check("3.8", where_time_goes)
 
 # %% [markdown]
 # ### 3.4 DDP that overlaps (5 points)
@@ -233,8 +400,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-
-from course_exercises import check, hint
 
 
 # %% nbgrader={"grade_id": "3.4", "solution": true}
@@ -592,7 +757,7 @@ compare(
 # of its functions is there for the day on which it hangs. Find it before you read on.
 
 # %%
-from course_utils.lesson.terminal import scratch, torchrun
+from course_utils.lesson.terminal import torchrun
 
 script = scratch() / "whole_script.py"
 script.unlink(missing_ok=True)
@@ -687,8 +852,6 @@ print(torchrun(2, script, scratch(), "10", "--rank-0-only"))
 # and look for the first call that differs.
 
 # %%
-import json
-
 calls = []
 for rank in range(2):
     entries = json.loads((scratch() / f"calls_{rank}.json").read_text())["entries"]
@@ -731,9 +894,10 @@ for rank in range(2):
 # records with a package of its own, TorchComms.)
 
 # %% [markdown]
-# ## 6. Exercise
+# ## 6. Exercises
 #
-# 3.4 DDP that overlaps (5 points) stands in section 4, behind *Overlap on the clock*.
+# 3.8 Where the time of a step goes (2 points) and 3.4 DDP that overlaps (5 points) stand in section 4, behind the
+# profile.
 
 # %% [markdown]
 # ## 7. See it: the best size of a bucket
@@ -778,8 +942,8 @@ plt.show()
 # %% [markdown]
 # ## 8. On a cluster
 #
-# * **Overlap.** On GPUs the collectives run beside the kernels of backward. Look for it in a profile: all-reduces
-#   that begin before backward ends.
+# * **Overlap.** On GPUs the collectives run beside the kernels of backward. Look for it in a profile of all ranks, and
+#   for the rank with the least time in collectives.
 # * **Accumulation.** It is the usual way to a large batch on few machines. `no_sync` also divides the traffic between
 #   machines by the number of micro-batches.
 # * **`Join`.** It needs two small all-reduces more in every step, so that the ranks know who is still there, and

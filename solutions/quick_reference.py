@@ -368,6 +368,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | placement | how a DTensor lies on a dimension of its mesh: `Shard(dim)`, `Replicate()` or `Partial()` | [06](06_tensor_parallel.ipynb) |
 # | plan | what becomes of each layer, for `parallelize_module` | [06](06_tensor_parallel.ipynb) |
 # | process group | ranks that communicate with each other | [03](03_ddp.ipynb) |
+# | profile | what `torch.profiler` wrote: when each operator began and ended, in each thread | [03](03_ddp_further.ipynb) |
 # | queries | what the tokens ask for: each is compared with the keys of the tokens that it may see | [10](10_long_context.ipynb) |
 # | query | what a token looks for in the others | [04](04_manual_split.ipynb) |
 # | rank | one process with its own memory and, where there is one, its own GPU; also its number | [00](00_start_here.ipynb) |

@@ -12,9 +12,12 @@ from course_utils.comm import host_waits
 from course_utils.hardware import gpu_sharing
 from course_utils.hardware.snapshot import counted, machine, torch_gpus
 
-# For programs with NCCL: PyTorch would print a warning into each cell that sends or receives without
-# a batch, because the ranks connect early.
-QUIET = {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false"}
+# What PyTorch would print into a cell: with NCCL a warning where a rank sends or receives without a batch,
+# because ranks connect early; of its profiler that it starts, ends, and finds no GPU.
+QUIET = {
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
+    "KINETO_LOG_LEVEL": "6",
+}
 
 
 _without_gpus = False

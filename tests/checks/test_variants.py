@@ -55,6 +55,7 @@ WORKERS = {
 }
 NO_WORLD_SIZE = {
     "0.2": "a tensor has no ranks",
+    "3.8": "the profile of one rank",
     "4.1": "its task is to cut into three",
     "4.2": "its task is a cut between two ranks",
     "4.4": "the network to repair has two parts",

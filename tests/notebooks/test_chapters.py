@@ -40,8 +40,8 @@ def test_an_answer_and_code_are_found_in_either_notebook() -> None:
     [
         ("03_ddp", "03_ddp.ipynb", ["3.1", "3.2", "3.3", "3.5"]),
         ("03_ddp", "homework.ipynb", ["3.1", "3.2", "3.3", "3.5"]),
-        ("03_ddp_further", "03_ddp_further (2).ipynb", ["3.4"]),
-        ("03_ddp_further", "homework.ipynb", ["3.4"]),
+        ("03_ddp_further", "03_ddp_further (2).ipynb", ["3.4", "3.8"]),
+        ("03_ddp_further", "homework.ipynb", ["3.4", "3.8"]),
     ],
 )
 def test_a_submission_is_of_the_notebook_that_asks(tmp_path, name, handed_in_as, exercises) -> None:
