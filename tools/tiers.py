@@ -18,7 +18,6 @@ RULE = [
     ("checks/test_wrong_answers.py::test_rarer*", LONG),
     ("checks/test_wrong_answers.py*", QUICK),
     ("checks/test_progress.py::*kernel*", LONG),
-    ("checks/test_stages.py::test_the_course*[[]1[23].*", LONG),  # lessons 12 and 13 run these
     ("checks/test_stages.py::test_the*", QUICK),
     ("checks/test_stages.py*", LONG),
     ("checks/test_staircases.py*", LONG),
