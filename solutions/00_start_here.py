@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
-from course_exercises import check, hint, progress_text
+from course_exercises import check, hint
 from course_exercises.checks.course_map import progress_map
 from course_utils import hardware
 from course_utils.figures import ch00 as figures
@@ -333,12 +333,9 @@ plt.show()
 
 # %% [markdown]
 # *A building is a chapter, and a window is an exercise: green once its check has passed. A flag means that the
-# chapter is complete.* The same in words:
-
-# %% tags=["nbval-ignore-output"]
-print(progress_text())
-
-# %% [markdown]
+# chapter is complete.* For a list of all exercises, import `progress_text` from `course_exercises` and print
+# `progress_text()`.
+#
 # Your progress is one small file on this machine, and it is sent nowhere. [The quick reference](quick_reference.ipynb)
 # says how to delete it, or take it to another machine.
 

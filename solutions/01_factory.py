@@ -254,6 +254,13 @@ compare(
         "As if half of the images gave half of the gradients: each parameter has one.": {
             "copies: bytes that rank 0 sends": 79_520
         },
+        "The activations of one image: those of all 64 cross the cut.": {
+            "line: bytes that rank 0 sends": 200
+        },
+        "These are numbers. Each has 4 bytes.": {
+            "copies: bytes that rank 0 sends": 39_760,
+            "line: bytes that rank 0 sends": 3_200,
+        },
         "As if gradients of parameters crossed the cut: they stay where their layer is.": {
             "line: bytes that rank 0 sends": 157_000
         },
@@ -318,8 +325,8 @@ plt.show()
 # time, so the step takes as long as that of one process, plus the messages.*
 #
 # A line saves memory. It makes no training step shorter. The **idle share** is the part of all ranks' time in which
-# they do not compute. For a line with $B$ ranks and the batch in one piece it is $1 - 1/B$: of two ranks you pay for,
-# one is always idle. With *several* pieces the share gets smaller. The next exercise counts the minutes.
+# they do not compute. For a line with $B$ ranks and the batch in one piece it is $1 - 1/B$: of the two ranks that you
+# pay for, one is always idle. With *several* pieces the share gets smaller. The next exercise counts the minutes.
 
 # %% [markdown]
 # ### 1.2 Where the line stalls (3 points)
@@ -396,8 +403,8 @@ def pytorch_copies(rank, images, labels):
 
 
 # %% [markdown]
-# `torch.distributed.pipelining` wraps one stage and does the sends and receives; chapter 5 takes it
-# apart. With the batch in one piece, that is with one micro-batch, it is your line.
+# `torch.distributed.pipelining` wraps one stage and does the sends and receives; chapter 5 takes it apart. With the
+# whole batch as one micro-batch, its schedule is that of your line.
 
 # %%
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -630,11 +637,11 @@ def transformer(parameters, layers, hidden, heads, sequence, batch, gpus, gpu_gb
 
 
 # %% [markdown]
-# The numbers come from papers. State: 16 bytes a parameter, with Adam in mixed precision (Rajbhandari et al., section
-# 3.1). Activations of a layer: $s h (34 + 5 a s / h)$ bytes a sample of $s$ tokens (width $h$, $a$ heads), if it
-# keeps its attention matrix (Korthikanti et al., equation 1). Computation: six operations per parameter and token
-# (Kaplan et al., section 2.1), at the 140 Tflop/s that Narayanan et al. report for a GPU; all six jobs use this
-# speed. Exchange: $2(n-1)/n$ times the 2-byte gradients cross each link, as chapter 3 derives.
+# The numbers come from papers. With Adam in mixed precision the state takes 16 bytes a parameter (Rajbhandari et al.,
+# section 3.1). A layer of width $h$ with $a$ heads that keeps its attention matrix stores $s h (34 + 5 a s / h)$ bytes
+# of activations for a sample of $s$ tokens (Korthikanti et al., equation 1). The computation takes six operations per
+# parameter and token (Kaplan et al., section 2.1), and every GPU does 140 Tflop/s, as Narayanan et al. report. In the
+# exchange each link carries $2(n-1)/n$ times the bytes of the gradients, 2 each, as chapter 3 derives.
 
 # %%
 link = {"NVLink of an A100": 300, "Ethernet, 1 Gbit/s": 0.125}  # GB/s, each direction
@@ -653,7 +660,7 @@ for name, job in jobs.items():
     print(f"exchange {job.exchange_seconds:6.3f} s")
 
 # %% [markdown]
-# Decide the six for yourself first; pencil and paper take three minutes. Then write down the rule that you used.
+# First decide the six jobs with pencil and paper, which takes three minutes. Then write down the rule that you used.
 
 
 # %% nbgrader={"grade_id": "1.3", "solution": true}

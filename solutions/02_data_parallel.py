@@ -144,8 +144,8 @@ print("largest difference of the gradients:", check_equal(one_worker, [two_worke
 # ### Who gets how many rows
 #
 # `nn.DataParallel` divides a batch with `torch.chunk(batch, n)`. It makes at most `n` chunks. All but the last have
-# the same number of rows, the smallest that suffices; the last gets what is left. How many workers have something to
-# do?
+# the same number of rows, the smallest with which `n` chunks are enough for the batch. The last gets what is left. How
+# many workers have something to do?
 
 # %% tags=["prediction"]
 predicted = {"busy workers, 5 images on 4 workers": 3, "busy workers, 9 images on 8 workers": 5}
@@ -279,8 +279,9 @@ compare(
 )
 
 # %%
+print(f"{'move':25}   bytes")
 for name, size in whole.items():
-    print(f"{name:25} {size:7} bytes")
+    print(f"{name:25} {size:7}")
 
 # %% [markdown]
 # The parameters and their gradients travel in every step, however small the batch is. With $n$ chunks, $P$
@@ -370,7 +371,8 @@ compare(
 )
 
 # %% [markdown]
-# Its weight is 1/4 instead of 1/13. If chunk $i$ has $b_i$ rows and the mean loss $L_i$, the mean over all rows is
+# The last row has the weight 1/4 instead of 1/13. If chunk $i$ has $b_i$ rows and the mean loss $L_i$, the mean over
+# all rows is
 #
 # $$L = \frac{1}{B} \sum_i b_i L_i .$$
 #
@@ -530,7 +532,7 @@ IMAGE, KEPT = 3 * 224 * 224, 5_000_000  # assumed: numbers of an image, activati
 
 
 def memory_model(gpus, batch, parameters, inputs, activations, outputs):
-    """Bytes by kind on the first GPU, and on each helper; inputs, activations and outputs are counts for one row."""
+    """Bytes by kind on the first GPU, and on a helper. Inputs, activations, outputs: numbers of a row."""
     rows = math.ceil(batch / gpus)
     helper = {
         "parameters": 4 * parameters,
@@ -773,9 +775,9 @@ print("labels left behind:", error_of(F.cross_entropy, torch.zeros(8, 10), elsew
 print("nn.DataParallel, inputs on the CPU:", error_of(parallel, train_images[:8].cpu()))
 
 # %% [markdown]
-# `nn.DataParallel` is the exception: its scatter fetches the inputs from any device. It never sees the labels, so
-# labels left behind still stop the loss. The repair: `inputs, labels = inputs.to(device), labels.to(device)` in every
-# step.
+# `nn.DataParallel` is the exception: its scatter fetches the inputs from any device. It never sees the labels, so the
+# loss still fails if you leave them behind. The repair: `inputs, labels = inputs.to(device), labels.to(device)` in
+# every step.
 
 # %% [markdown]
 # ### `module.` in the checkpoint
@@ -913,8 +915,8 @@ text = "../data/text/the_long_shed.txt"
 print(run_in_terminal(sys.executable, script, "--text", text, "--out", "mine/first"))
 
 # %% [markdown]
-# Equal probabilities for all 72 characters give a loss of 4.3. Open `mine/train.py` beside this notebook and read its
-# 170 lines of plain PyTorch once (five minutes), because you will change them.
+# Equal probabilities for all 72 characters give a loss of 4.3. Open `mine/train.py` beside this notebook and find the
+# parts below in its 170 lines of plain PyTorch. Exercise 3.6 is the first that changes them.
 #
 # | in the script | what it does | what changes there |
 # |---|---|---|

@@ -73,10 +73,10 @@ launch(average_one_gradient, 2)
 #
 # ### Who takes part
 #
-# `launch` has called `dist.init_process_group` before your function begins. In it the processes meet at an agreed
-# place, a file or a port of one machine, and learn each other's addresses. This is the **rendezvous**. Together they
-# are the **default process group**, in which a collective runs unless you name another group. The **backend** of a
-# group is the library that moves its bytes: **gloo** between CPUs, **NCCL** between NVIDIA GPUs.
+# `launch` has called `dist.init_process_group` before your function begins. In this call, the **rendezvous**, the
+# processes meet at an agreed place, a file or a port of one machine, and learn each other's addresses. All processes
+# that met there form the **default process group**, in which a collective runs unless you name another group. The
+# **backend** of a group is the library that moves its bytes: **gloo** between CPUs, **NCCL** between NVIDIA GPUs.
 #
 # You can now write the heart of DDP. Wherever your code runs, the process group is ready: `dist.get_rank()` and
 # `dist.get_world_size()` work.
@@ -89,8 +89,8 @@ launch(average_one_gradient, 2)
 #
 # First write it for models in which every parameter has a gradient. Then come the awkward ones:
 #
-# * A **frozen** parameter (`requires_grad=False`) has no gradient, and neither has one that no rank used. Their
-#   `.grad` is `None` and stays so.
+# * A **frozen** parameter (`requires_grad=False`) has no gradient, and a parameter that no rank used has none either.
+#   Their `.grad` is `None` and stays so.
 # * A **tied** parameter is one tensor that two layers share. It has one gradient.
 # * A parameter may be used on some ranks only, because their batches take another way through the model. A rank that
 #   did not use it adds zeros and ends with the mean, as the others do. It cannot see that the others have a gradient,
@@ -136,9 +136,9 @@ plots.before_and_after(with_root + without)
 plt.show()
 
 # %% [markdown]
-# *Left: the four with a **root**, a rank at the centre, here rank 0. Right: four in which all ranks do the same.* Two
-# of them make a third: `reduce_scatter` leaves a piece of the sum on each rank, and `all_gather` brings the pieces to
-# all. One after the other they are an `all_reduce`.
+# *Left: the four with a **root**, a rank at the centre, here rank 0. Right: four in which all ranks do the same.* An
+# `all_reduce` consists of two others: `reduce_scatter` leaves a piece of the sum on each rank, and `all_gather` then
+# brings the pieces to all.
 #
 # ### All-reduce through rank 0
 #
@@ -186,7 +186,7 @@ compare(
 )
 
 # %% [markdown]
-# Rank 0 sends the tensor n - 1 times and receives it as often. Each rank that you add makes it slower.
+# Rank 0 sends the tensor n - 1 times and receives it as often. Each rank that you add makes the all-reduce slower.
 #
 # ### All-reduce on a ring
 #
@@ -417,7 +417,7 @@ check("3.3", shard_indices)
 # \qquad\text{so}\qquad \nabla L = \frac{1}{n}\sum_{r=0}^{n-1} \nabla L_r .$$
 #
 # The average of the ranks' gradients is the gradient of the global batch. With unequal shares it is not, because the
-# rows of a small share would count more. Now the reference: one process, the global batch.
+# rows of a small share would count more. The next cells train the reference: one process, on the global batch.
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -640,8 +640,8 @@ print("\n".join(launch(watched_backward, 2)[0]))
 # %% [markdown]
 # ## 5. Break it: mistakes that raise no error
 #
-# With most mistakes of this chapter the run goes on and the loss falls, but the model is not the one that you think
-# it is. The contract finds them.
+# With most mistakes of this chapter the run goes on and the loss falls, but the model is not the one that you think it
+# is. A test of the contract finds them.
 #
 # ### Sum instead of mean
 #
@@ -705,8 +705,8 @@ compare(
 )
 
 # %%
-print("the difference of the two has changed by:", check_equal(at_start, [first - second]))
 print("largest difference from one process:     ", largest_difference(alone, [first, second]))
+print("the difference of the two has changed by:", check_equal(at_start, [first - second]))
 
 # %% [markdown]
 # All ranks take the same step, so each keeps its distance from the others. And each step is an average of gradients
@@ -735,7 +735,7 @@ compare(
 )
 
 # %% [markdown]
-# Nothing warns you. Tell the sampler before each epoch. Asking the loader to shuffle raises an error:
+# Nothing warns you. Tell the sampler the epoch before it begins. If you ask the loader to shuffle, you get an error:
 
 # %%
 for epoch in range(3):
@@ -841,8 +841,8 @@ print(f"one process: {first_loss(rank=0, world_size=1):.3f}")
 #
 # ### Bug hunt: an average without a collective
 #
-# You will read that an optimizer averages gradients over GPUs if it gets a function for it, as
-# `gradient_averaging_fn`. No optimizer of PyTorch has this argument, and the call raises a TypeError. So call that
+# You will read that an optimizer averages the gradients over GPUs if you hand it a function as
+# `gradient_averaging_fn`. No optimizer of PyTorch has this argument, and the call raises a TypeError. So call the
 # function by hand, between `backward` and `step`. Does it average?
 
 
@@ -857,9 +857,9 @@ print("largest difference between the ranks:", largest_difference(first, [second
 print("largest difference from one process: ", largest_difference(alone, [first, second]))
 
 # %% [markdown]
-# It divides, and nothing is sent. Each rank trains alone, on half of the data and with half of the learning rate.
-# Look for the collective: without one there is no average over ranks. And test the other way round, too: if you leave
-# the exchange out, the result has to change.
+# The function divides, but it sends nothing. Each rank trains alone, on half of the data and with half of the learning
+# rate. Look for the collective: without one there is no average over ranks. And test the other way round, too: if you
+# leave the exchange out, the result has to change.
 #
 # You will also read `nn.DistributedDataParallel(model)`, and that DDP needs several machines. The class is in
 # `torch.nn.parallel`. It needs a process group, and all ranks of a group may be on one machine, as in this chapter.
@@ -917,8 +917,8 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *Above, backward. Below, four all-reduces, each begun when its quarter of backward is done. The hatched stripe is
-# the part of the last one that nothing hides.* All times are the model's. Move one slider at a time:
+# *Above, backward. Below, four all-reduces, each begun when its quarter of backward is done. The hatched stripe is the
+# part of the last one that does not overlap with it.* All times are the model's. Move one slider at a time:
 #
 # * With 8 ranks, buckets of 1 MB leave less exposed than DDP's 25 MiB. With 256 ranks they queue up, because each
 #   costs 510 start-ups, and buckets of 25 MB are best.
@@ -947,7 +947,7 @@ explore.Explorer(
 # * **The port.** On one machine, `--rdzv-endpoint 127.0.0.1:0` lets the system choose a free one. Scripts that fix a
 #   port, often 12355, collide when two run at once: *address already in use*.
 # * **The global batch.** The script keeps it and cuts it into smaller shares. If you keep a rank's share instead,
-#   sixteen ranks make a batch sixteen times as large, and the learning rate has to follow (`03_ddp_further`).
+#   sixteen ranks make a batch sixteen times as large, and you have to adapt the learning rate (`03_ddp_further`).
 # * **A download.** If every rank downloads the data, all write to the same file. Let rank 0 do it, and let the others
 #   wait in `dist.barrier()`, which all ranks call.
 # * **The slowest link decides.** A ring passes through every link, and links between machines are slower than those
@@ -957,8 +957,9 @@ explore.Explorer(
 # %% [markdown]
 # ### 3.6 Your own script, on several ranks
 #
-# Chapter 2 gave you `mine/train.py`, which trains on one device. Change it so that `torchrun` can start it on any
-# number of ranks. About 25 lines change:
+# Chapter 2 gave you `mine/train.py`, which trains on one device. Read its 170 lines once, and change it so that
+# `torchrun` can start it on any number of ranks. About 25 lines change. The time under the title leaves this exercise
+# out: take 40 minutes for it.
 #
 # | in `mine/train.py` | what it has to do | where you have seen it |
 # |---|---|---|
@@ -976,10 +977,10 @@ explore.Explorer(
 # torchrun --nproc-per-node 2 mine/train.py --text ../data/text/the_long_shed.txt --out mine/second
 # ```
 #
-# `mine.diff(3)` shows what you have changed so far. torchrun warns you that it sets `OMP_NUM_THREADS=1`: PyTorch's
-# CPU work then has one thread a rank, so that ranks on one machine do not take each other's cores. Set the variable
-# yourself, and the warning goes away. If you get stuck, `hint("3.6")` helps, and `cluster/train.py` is such a script
-# grown up.
+# `mine.diff(3)` shows what you have changed so far. torchrun warns you that it sets `OMP_NUM_THREADS=1`: PyTorch's CPU
+# work then has one thread a rank, so that ranks on one machine do not take each other's cores. Set the variable
+# yourself, and the warning goes away. If you get stuck, `hint("3.6")` helps, and `cluster/train.py` is a complete
+# script of this kind.
 
 # %%
 from course_exercises import mine
@@ -990,10 +991,10 @@ check("3.6", mine.script(3))
 # ## 9. Remember
 #
 # 1. DDP is one process per device. Every rank holds the whole model and reads its own share of the batch.
-# 2. Two exchanges make the ranks one model: the broadcast at the start, and the mean of the gradients in every
-#    `backward`. `optimizer.step` sends nothing.
+# 2. Two exchanges keep the models of all ranks equal: the broadcast at the start, and the mean of the gradients in
+#    every `backward`. `optimizer.step` sends nothing.
 # 3. In a ring each rank sends 2(n - 1)/n times the gradients' bytes, less than twice, however many ranks there are.
-#    Buckets let most of it hide behind backward.
+#    With buckets most of this overlaps with backward.
 # 4. All ranks make the same collectives in the same order. Without a collective there is no average.
 # 5. Test with SGD against one process on the global batch. A falling loss proves little.
 #

@@ -158,8 +158,7 @@ def _of_machine(m: Machine) -> Iterator[Finding]:
             "no-gpu",
             ("the driver lists none" if m.driver_gpus == 0 else "there is no nvidia-smi to ask")
             + ("" if m.visible is None else f"; {_visible(m)}"),
-            "nothing to repair: the course runs on CPU ranks; nn.DataParallel hands the batch "
-            "to the model unchanged",
+            "nothing to repair: ranks compute on the CPU, and every chapter runs",
         )
         return
     if not m.cuda_build:

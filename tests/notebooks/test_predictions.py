@@ -5,6 +5,8 @@ import math
 import nbformat
 import predictions
 import pytest
+from copies import make_copy
+from source import Cell
 
 import notebooks
 from course_utils.lesson.predictions import compare
@@ -106,6 +108,23 @@ def test_a_long_sentence_hangs_below_its_first_line(capsys):
 )
 def test_opened(source, opened):
     assert predictions.opened(source) == opened
+
+
+def test_what_tells_the_result_is_folded_up_to_the_next_text():
+    sources = [
+        "print(1)",
+        "compare(predicted, measured)",
+        "x = 1",
+        "plt.show()",
+        "A text.",
+        "print(2)",
+    ]
+    kinds = ["markdown" if source == "A text." else "code" for source in sources]
+    cells = [Cell(kind, source, 1) for kind, source in zip(kinds, sources, strict=True)]
+    folded = [cell.metadata.get("jupyter") for cell in make_copy(cells, "", solved=False).cells]
+    shut = {"outputs_hidden": True}
+    assert folded == [None, shut | {"source_hidden": True}, None, shut, None, None]
+    assert not any(cell.metadata for cell in make_copy(cells, "", solved=True).cells)
 
 
 @pytest.mark.parametrize(

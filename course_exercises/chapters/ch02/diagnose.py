@@ -35,8 +35,8 @@ diagnosis = Exercise(
         "unset-hides": "A variable that is not set hides nothing: all GPUs are visible.",
         "characters-counted": "From the eleventh GPU on, a number has two characters: split the variable "
         "at its commas and count the entries.",
-        "reads-on": "CUDA reads the list only up to the first entry that is no GPU. The variable is "
-        "not short, it is wrong.",
+        "reads-on": "The variable names a GPU that does not exist: of n GPUs the last is number n - 1. CUDA reads no "
+        "further than that entry, so count the entries that it accepts.",
         "trusts-the-variable": "CUDA read the variable when it started in this process, and what it says now, or "
         "that it is not set now, comes too late. Compare with `started_gpus` in any case.",
         "partial-unseen": "The variable is right in itself, but the driver has more GPUs.",

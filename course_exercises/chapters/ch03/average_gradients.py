@@ -88,9 +88,9 @@ averaging = Exercise(
         "zero, so the sum is divided by the number of all ranks.",
         "users-only": "The ranks that had a gradient have the mean, and the others still have none. All ranks have to "
         "end with the same gradients, since otherwise their copies of the model part.",
-        "ranks-disagree": "A parameter is skipped of which some rank has a gradient. Where those skip it that have "
-        "none, a collective adds gradients of different parameters, or a rank waits for ever. The ranks have to agree "
-        "first, in a call that all of them make: does any rank have a gradient of it? Then zeros take the place of "
+        "ranks-disagree": "A parameter is skipped although some rank has a gradient of it. If only the ranks without one skip "
+        "it, a collective adds gradients of different parameters, or a rank waits for ever. Let the ranks agree first, "
+        "in a call that all of them make: does any rank have a gradient of it? Where one has, zeros take the place of "
         "those that are missing.",
     },
     things="gradients",

@@ -68,8 +68,8 @@ ring = Exercise(
         "to its right neighbour alone, and equally much.",
         "whole-tensor": "You send the whole tensor in every step. Cut it into n chunks, and send one chunk in each of "
         "2(n-1) steps.",
-        "sent-otherwise": "A rank does not send 2(n-1)/n of the tensor's bytes: that is one chunk in each of 2(n-1) "
-        "steps.",
+        "sent-otherwise": "A rank does not send 2(n-1)/n of the tensor's bytes. Count your steps: one chunk travels in each "
+        "of n - 1 steps that add, and in each of n - 1 steps that overwrite.",
     },
     things="sums",
     failures={

@@ -29,10 +29,10 @@ stage = Stage(
         "whole-batch": "Each rank takes as many windows in a step as one process did, so that the batch grows with the "
         "ranks. `--batch` is the batch of all ranks together: divide it by the world size.",
         "same-order": "The second epoch has the order of the first. Call `sampler.set_epoch(epoch)` before each.",
-        "not-wrapped": "The ranks' parameters drift apart. The gradients are averaged where the forward pass goes "
-        "through the `DistributedDataParallel` that you made, not through the bare model.",
-        "other-steps": "The ranks agree, and their parameters are not those of one process. Do all ranks together take "
-        "the same batch, and is the loss a mean that nothing else divides or multiplies?",
+        "not-wrapped": "The ranks' parameters drift apart. `DistributedDataParallel` averages the gradients where the "
+        "forward pass goes through it: wrap the model, and compute the loss with the wrapper, not with the bare model.",
+        "other-steps": "The ranks agree, and their parameters are not those of one process. Look for a sum of gradients "
+        "where the mean is due, for another batch of all ranks together, and for what divides or multiplies the loss.",
         "own-loss": "The loss in the log is not the mean over all ranks. `loss.item()` is that of a rank's own windows: "
         "add up over the ranks, then divide.",
         "held-out-repeated": "Some held-out windows count twice. A `DistributedSampler` repeats windows until all ranks "
