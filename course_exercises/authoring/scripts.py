@@ -304,7 +304,7 @@ def trains_as_before(script: Script, draw: Draw) -> None:
 
 def must_be_whole(ran: Ran, alone: Ran) -> None:
     """Raises where what was saved has other shapes than one rank saves."""
-    for name in ran.model.keys() & alone.model.keys():
+    for name in (name for name in alone.model if name in ran.model):
         got, expected = (tuple(each.model[name].shape) for each in (ran, alone))
         if got != expected:
             raise Wrong(
