@@ -180,9 +180,9 @@ check("4.1", ThreeBuildings)
 # %% [markdown]
 # ### Two processes: you drive the truck
 #
-# Between two ranks there is always a yard, on any machine. The stages live in two processes, and autograd in one knows
-# nothing of the other. So you carry both loads yourself, with one line at each end of each trip. (`span` marks the
-# stretches of computing for a clock in section 3. By default it does nothing.)
+# Two ranks are two processes, so the activations have to be sent on any machine. Autograd in one process knows nothing
+# of the other. So you carry both loads yourself, with one line at each end of each trip. (`span` marks the stretches of
+# computing for a clock in section 3. By default it does nothing.)
 
 
 # %%
@@ -332,7 +332,8 @@ compare(
 
 # %% [markdown]
 # Two devices are no faster than one, and the balance makes no difference. Rank 1 cannot begin before the activations
-# arrive, and rank 0 cannot go back before the gradients do. Moving a layer to the other rank only moves its time.
+# arrive, and rank 0 cannot go back before the gradients do. If you move a layer to the other rank, its time moves with
+# it.
 #
 # Now real ranks do it. To show what two devices would do, however many cores your machine has, a rank computes each
 # pass and then sleeps until the pass has lasted one slot of 20 ms for each unit. The course calls such a figure
@@ -419,8 +420,8 @@ compare(
 #
 # $$T = \sum_s t_s + (m - 1)\,\max_s t_s .$$
 #
-# That is 31 units with one layer and three, and 22 with two and two. In chapter 5, training sends several batches on
-# their way, too.
+# With one layer and three, that is 31 units; with two and two, it is 22. In chapter 5, training sends several batches
+# on their way, too.
 
 # %% [markdown]
 # ### What each rank stores
@@ -466,7 +467,8 @@ plt.show()
 # *Rank 0 holds about four fifths of everything.*
 #
 # This is what the cut is for: no rank stores a parameter, a gradient or optimizer state of another rank's layers. But
-# the fullest rank has to fit. The activations at the cut are stored twice: by their sender and by their receiver.
+# the rank that holds most has to fit into its memory. The activations at the cut are stored twice: by their sender and
+# by their receiver.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: one result, and where to cut

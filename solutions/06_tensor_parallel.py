@@ -42,9 +42,9 @@ hardware.report()
 # So far a station of the line stood in one building. Now look at a single station. Its part of the blueprint has
 # grown so large that no building can hold it, or its work takes so long that the whole line waits.
 #
-# So several buildings share the station. Each holds a part of every sheet of its blueprint. All of the material goes
-# to every building, and each makes a partial result, as large as the whole one. A round of trucks adds the partial
-# results up, and every building gets the sum.
+# So several buildings share the station. Each holds a part of every sheet of the station's blueprint. All of the
+# material goes to every building, and each makes a partial result, as large as the whole one. A round of trucks adds
+# the partial results up, and every building gets the sum.
 #
 # Every station needs such rounds, so buildings that share a station should be close together.
 
@@ -172,9 +172,9 @@ compare(
 )
 
 # %% [markdown]
-# Row, then column, takes a sum before the GELU and a gather at the end. So cut the first matrix in columns and the
-# second in rows. The second number is the price: a finer cut leaves each rank less to compute and less to hold, but
-# as much to hand over: the whole result of $tW$ numbers for $t$ tokens of width $W$.
+# If A is cut in rows and B in columns, forward takes a sum before the GELU and a gather at the end. So cut the first
+# matrix in columns and the second in rows. The second number is the price of a finer cut. Each rank computes less and
+# holds less, but it hands over as much as before: the whole result of $tW$ numbers for $t$ tokens of width $W$.
 #
 # ### What a ring carries
 #
@@ -571,9 +571,9 @@ def mesh():
 
 
 # %% [markdown]
-# With separate matrices `wq`, `wk` and `wv`, as in Llama and in your script, this is all. Our `qkv` holds all three,
-# and `ColwiseParallel` would cut it as at the dashed line of the picture. So its rows are reordered first. The
-# attention also has to know that it has fewer heads now.
+# With separate matrices `wq`, `wk` and `wv`, as in Llama and in your script, nothing more is needed. Our `qkv` holds
+# all three, and `ColwiseParallel` would cut it as at the dashed line of the picture. So its rows are reordered first.
+# The attention also has to know that it has fewer heads now.
 
 
 # %%
@@ -849,16 +849,18 @@ def two_mlps():
 
 whole, got = launch(whole_and_cut, 2, two_mlps, cut_without_f)[0]
 differences = {name: largest_difference(whole[name], [got[name]]) for name in whole}
-for name, difference in differences.items():
-    print(f"{name:13} {difference}")
 right = sum(differences[name] <= 1e-5 for name in whole if name.endswith("weight"))
 
 # %%
 compare(predicted, {"right gradients of 4": right})
 
+# %%
+for name, difference in differences.items():
+    print(f"{name:13} {difference}")
+
 # %% [markdown]
-# The output is right, and so are the gradients of the last MLP. Farther back, a gradient is one term of a sum. So
-# compare *gradients* with one process, not only outputs.
+# The output is right, and so are the gradients of the last MLP. In the first MLP, each rank has one term of the
+# gradient, and nobody adds them up. So compare *gradients* with one process, not only outputs.
 #
 # ### A fused matrix, cut as it is
 #
@@ -990,8 +992,8 @@ check("6.7", mine.script(6))
 #
 # 1. A column cut needs the whole input and gives columns; a row cut takes columns and gives terms of a sum. Column,
 #    then row, needs one all-reduce in forward.
-# 2. Autograd knows one process only. On the way into a cut region, backward adds up ($f$); on the way out, forward
-#    ($g$).
+# 2. Autograd knows one process only. Where a tensor enters a cut region, $f$ adds up in backward. Where the result
+#    leaves it, $g$ adds up in forward.
 # 3. A block has four all-reduces of $tW$ numbers, however many ranks there are: a finer cut leaves less work for each
 #    rank and no less to send.
 # 4. Sequence parallelism also cuts the activations between the halves, and sends the same bytes on a ring.

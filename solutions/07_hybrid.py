@@ -863,10 +863,10 @@ for rank in range(4):
     print(f"rank {rank}: with src=1 {by_global_rank[rank]}, with group_src=1 {by_group_rank[rank]}")
 
 # %% [markdown]
-# `src` is a *global* rank, even with `group=`. The first group does not have global rank 1: that is an error, the
-# lucky case. In the second it is the *first* member, so the copy with the checkpoint is overwritten by the one
-# without. `group_src` counts inside the group. `send` and `recv` have the same trap: a pipeline that uses stage
-# numbers as global ranks runs with one copy, and hangs as soon as there is a second.
+# `src` is a *global* rank, even with `group=`. The first data group does not contain global rank 1, so you get an
+# error, which is the lucky case. In the second group, global rank 1 is the *first* member. It has no checkpoint, and it
+# overwrites the rank that has one. `group_src` counts inside the group. `send` and `recv` have the same trap: a
+# pipeline that uses stage numbers as global ranks runs with one copy, and hangs as soon as there is a second.
 
 # %% [markdown]
 # ## 6. Exercises: place the ranks, then train on them

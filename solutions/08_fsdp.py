@@ -595,9 +595,10 @@ plt.show()
 # %% [markdown]
 # *Simulated; a message takes 0.8 of a block's forward. From top to bottom rank 0 waits (hatched) less.*
 #
-# A gather is hidden if computing takes longer. A block of $12W^2$ parameters has $24W^2$ bytes in 16 bits, and takes
-# $24tW^2$ operations for $t$ tokens. $W$ drops out: only the tokens of a rank count. An H100 in one of several machines
-# needs about 2,500 ([Austin et al. 2025](https://jax-ml.github.io/scaling-book/gpus)).
+# A gather is hidden if the computation beside it takes longer. A block of $12W^2$ parameters has $24W^2$ bytes in 16
+# bits, and takes $24tW^2$ operations for $t$ tokens. The width $W$ drops out, so only the number of a rank's tokens
+# matters. An H100 in one of several machines needs about 2,500 of them ([Austin et al.
+# 2025](https://jax-ml.github.io/scaling-book/gpus)).
 
 # %% [markdown]
 # ### Mixed precision: a policy
@@ -750,8 +751,8 @@ values = launch(train_steps, 2, range(2, 4), CHECKPOINT, with_optimizer=False)
 print("the same without the optimizer state:", largest_difference(undisturbed, values))
 
 # %% [markdown]
-# Even with a new optimizer the first loss after resuming is right: the parameters are. Test a checkpoint like this:
-# stop, resume, and compare with a run that was never stopped.
+# Even with a new optimizer the first loss after resuming is right, because it depends on the parameters alone. Test a
+# checkpoint like this: stop, resume, and compare with a run that was never stopped.
 #
 # Save every checkpoint into a folder of its own. A rank can die during a save, and a half-written folder must not pass
 # for a whole one (`08_fsdp_further`, section 4).
@@ -768,8 +769,8 @@ print("the same without the optimizer state:", largest_difference(undisturbed, v
 # * With the new option `--bfloat16` the script computes in bfloat16; parameters and optimizer state stay float32.
 # * At the end all ranks write a checkpoint with `torch.distributed.checkpoint`: the state dict of the model under
 #   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays.
-# * Now every forward pass gathers, so all ranks must make as many, also over held-out windows. Each of those counts
-#   once.
+# * Now every forward pass gathers, so all ranks must make the same number of them, with held-out windows too. In the
+#   held-out loss each window counts once.
 
 # %%
 from course_exercises import mine
@@ -919,7 +920,8 @@ explore.Explorer(
 # After 8.6 your own script runs on a cluster:
 #
 # ```
-# torchrun --nproc-per-node 8 mine/train.py --text data/text/the_long_shed.txt --out runs/sharded --bfloat16
+# torchrun --nproc-per-node 8 mine/train.py --bfloat16 \
+#     --text data/text/the_long_shed.txt --out runs/sharded
 # ```
 #
 # * **The mesh** has a second dimension where links inside a machine are faster (`08_fsdp_further`).

@@ -58,8 +58,8 @@ SENTENCES = {
     "no-log": "The log is not there, or a line of it is no JSON. Rank 0 writes it, and no other rank.",
     "not-saved": "Nobody saves the model: at the end there is neither `model.pt` nor a checkpoint of "
     "torch.distributed.checkpoint in the folder `checkpoint`.",
-    "parts-saved": "What is saved are parts of the parameters, with the mesh on which they lie. Gather each with "
-    "`full_tensor()`, on all ranks, and let rank 0 save the whole ones.",
+    "parts-saved": "What is saved are parts of the parameters. Gather each with `full_tensor()`, on all ranks, and let "
+    "rank 0 save the whole ones.",
 }
 FAILURES = {
     "sys.exit(2)": "refused-options",
@@ -302,6 +302,16 @@ def trains_as_before(script: Script, draw: Draw) -> None:
     expect([rank.groups for rank in ran.ranks], [1], what="groups made", likely={"no-group": [0]})
 
 
+def must_be_whole(ran: Ran, alone: Ran) -> None:
+    """Raises where what was saved has other shapes than one rank saves."""
+    for name in (name for name in alone.model if name in ran.model):
+        got, expected = (tuple(each.model[name].shape) for each in (ran, alone))
+        if got != expected:
+            raise Wrong(
+                "parts-saved", expected=f"shape {expected}   ({name!r})", got=f"shape {got}"
+            )
+
+
 def _log(path: Path) -> list[dict]:
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -395,14 +405,14 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         script.execute(rank, arguments)
         phases.end("end")
     groups = optimizers[-1].param_groups if optimizers else []
-    parameters = [_part(parameter) for group in groups for parameter in group["params"]]
+    held = [each for group in groups for each in group["params"] if not each.is_meta]
     return OnRank(
         batches,
         stepped,
         gradients[0] if gradients else torch.empty(0),
         synced,
         fresh == [True],
-        parameters,
+        [_part(parameter) for parameter in held],
         largest=max(made),
         shardings=len(shard),
         saves=len(save),

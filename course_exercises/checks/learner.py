@@ -5,6 +5,7 @@ see `NotPassed`.
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,18 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
         parts.append(f"  so far: {earned:g} of {worth}")
     if outcome.printed:
         parts.append("  your code printed:")
-        parts += [f"      {clipped(line)}" for line in outcome.printed[:8]]
-        if len(outcome.printed) > 8:
+        printed = list(dict.fromkeys(map(_without_folders, outcome.printed)))  # each line once
+        parts += [f"      {clipped(line)}" for line in printed[:8]]
+        if len(printed) > 8:
             parts.append("      ...")
     left = len(exercise.hints) > _hints_shown.get(exercise.id, 0)
     parts.append(f'  next: hint("{exercise.id}")' if left else "  next: read the last hint again")
     return "\n".join(parts)
+
+
+def _without_folders(line: str) -> str:
+    """A line of output with the paths of installed packages cut short, as in a warning."""
+    return re.sub(r"\S*/site-packages/", "", line)
 
 
 def _cause(line: Line, sentences: dict[str, str]) -> str:

@@ -361,6 +361,16 @@ def test_prints_are_shown_only_after_a_failure():
     assert shown(mean_exercise(), noisy_and_right) == PASSED
 
 
+def test_each_line_is_shown_once_and_without_folders():
+    def noisy(values):
+        print("/opt/course/lib/site-packages/torch/graph.py:7: UserWarning: old\nstep\nstep")
+        return values.sum()
+
+    lines = shown(mean_exercise(), noisy)
+    assert "      torch/graph.py:7: UserWarning: old" in lines
+    assert lines.count("      step") == 1
+
+
 def _call(rank, answer):
     return answer(torch.tensor([rank + 1.0], device=device()))
 

@@ -118,7 +118,7 @@ WRONG |= {
         ("        [summed] = sum_over_data_ranks(summed, mesh=mesh)\n", ""),
         ("summed / data_ranks / len", "summed / len"),
     ],
-    ("6.7", "parts-saved"): [("part.full_tensor()", "part")],
+    ("6.7", "parts-saved"): [("part.full_tensor()", "part.to_local()")],
     ("6.7", "not-every-rank"): [
         (WHOLE, ""),
         ("        torch.save(whole,", f"    {WHOLE}        torch.save(whole,"),
@@ -126,6 +126,14 @@ WRONG |= {
 }
 WRONG |= {
     ("8.6", "not-sharded"): [('shard(model, mesh["data"],', 'shard(model, mesh["tensor"],')],
+    ("8.6", "optimizer-first"): [
+        (OPTIMIZER, ""),
+        (
+            '    shard(model, mesh["data"], options',
+            OPTIMIZER + '    shard(model, mesh["data"], options',
+        ),
+    ],
+    ("8.6", "parts-saved"): [("part.full_tensor()", "part")],
     ("8.6", "one-unit"): [
         ("        fully_shard(block, mesh=mesh, mp_policy=policy)", "        pass")
     ],

@@ -31,8 +31,8 @@ cutting = Exercise(
     ],
     misconceptions={
         "not-cuts": "Return where to cut: stages - 1 indices in ascending order, each once, from 1 to the number of "
-        "layers - 1, so that every stage has a layer, also where a stage fewer would be as fast. That is neither the "
-        "sizes of the stages, nor what they hold or cost, and the ends of the chain are no cuts.",
+        "layers - 1. Every stage has a layer, so even a cut that saves no time is needed. The sizes, contents or costs "
+        "of the stages are no cuts, and neither are the ends of the chain.",
         "cut-after": "Your cuts are one too small: a cut c stands before layer c, so that "
         "costs[:c] is the first stage of one cut.",
         "not-best": "There is a cut whose slowest stage is faster. Rules that look at one stage at a time miss it: "

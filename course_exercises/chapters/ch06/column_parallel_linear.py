@@ -61,7 +61,7 @@ column = Exercise(
         "bias-lost": "The bias is missing from the output.",
         "x-gradient": "No rank has the whole gradient of x. Every output feature depends on every input "
         "feature: the sum over the ranks of what their weights find is the gradient. Send x through the function "
-        "that sums in backward, before the linear layer: behind it, the gradients of different features are added.",
+        "that sums in backward, before the linear layer. After the layer, it would add gradients of different features.",
         "residual-summed": "You sum the whole gradient of x, also the part that comes past your layer "
         "and is complete on every rank already. Sum only what comes through the layer.",
         "needs-input-gradient": "An input that needs no gradient, such as the data themselves, makes "

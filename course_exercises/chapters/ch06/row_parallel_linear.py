@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, OwnPart, expect, run, same, signs
-from course_exercises.authoring.ranks import described
 from course_exercises.chapters.ch06.cut_linear import (
     BOTH_CUTS,
     Cut,
@@ -24,14 +23,16 @@ from course_exercises.chapters.ch06.cut_linear import (
 from course_exercises.chapters.ch06.shared import (
     HANGS,
     KEEPS_A_CALL,
+    PASSES_BY_LUCK,
     REFUSES,
     anywhere,
     check_refusal,
+    must_not_record,
     on_three,
     own_bytes,
+    recorded_calls,
     sizes_that_do_not_divide,
 )
-from course_utils.comm.intercept import listening
 from course_utils.hardware import device
 
 row = Exercise(
@@ -68,9 +69,7 @@ row = Exercise(
         "bias-once": "The bias counts once, after the sum over the ranks, where every rank adds all of it. Before the "
         "sum, it counts once per rank; on one rank only, or by a fraction on each, the output is right and the "
         "bias's gradient is not, so that the ranks' copies drift apart.",
-        "passes-by-luck": "You sum a tensor that autograd records, with a call of which it knows nothing. The gradient "
-        "passes as it is, which happens to be right here: PyTorch warns that this is deprecated, and will "
-        "refuse it. Use an autograd function, which says what backward does.",
+        "passes-by-luck": PASSES_BY_LUCK,
         "gradient-through": "A gradient is summed over the ranks, or divided by their number. Backward hands the "
         "output's gradient through as it is: every rank has all of it, and finds with it what belongs to its own "
         "features and to the bias.",
@@ -187,16 +186,8 @@ def inputs_of_other_shapes_and_layouts(answer, draw):
 
 
 def _recorded(rank, answer, full, x) -> list[str]:
-    """The calls of forward that are handed a tensor which autograd records."""
     layer = answer(copy.deepcopy(full).to(device()))
-    found = []
-
-    def on_call(name: str, arguments: dict) -> None:
-        kind, payload = described(name, arguments)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in payload):
-            found.append(kind)
-
-    with listening(on_call):
+    with recorded_calls() as found:
         layer(x.to(device()))
     return found
 
@@ -204,9 +195,7 @@ def _recorded(rank, answer, full, x) -> list[str]:
 @row.requires("autograd knows what backward does", needs_earlier=True)
 def autograd_knows_what_backward_does(answer, draw):
     task = linear_task(draw, ROW, draw.choice([2, 3]))
-    got = run(_recorded, task.ranks, answer, task.full, OwnPart(task.parts("x")))
-    what, likely = "calls with a tensor that autograd records", {"passes-by-luck": True}
-    expect(got, [[]] * task.ranks, each="rank", what=what, likely=likely)
+    must_not_record(run(_recorded, task.ranks, answer, task.full, OwnPart(task.parts("x"))))
 
 
 @row.requires("a layer in double precision", needs_earlier=True)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_exercises.authoring import Wrong, run, same
+from course_exercises.authoring import Wrong, expect, run, same
+from course_exercises.authoring.ranks import described
+from course_utils.comm.intercept import listening
 from course_utils.hardware import device
 from course_utils.trace import Record, Trace
 
@@ -23,6 +26,11 @@ MORE_THAN_ITS_SHARE = (
 KEEPS_A_CALL = (
     "Your layer is right for one input and not for another one after it: it keeps something of an earlier call, "
     "such as a mask, a size, or the tensor of a sum. Make in `forward` what depends on x."
+)
+PASSES_BY_LUCK = (
+    "You sum a tensor that autograd records, with a call of which it knows nothing. The gradient passes as it is, which "
+    "happens to be right here: PyTorch warns that this is deprecated, and will refuse it. Use an autograd function, "
+    "which says what backward does."
 )
 
 
@@ -38,6 +46,29 @@ def only_for_two() -> Iterator[None]:
         yield
     except Wrong as wrong:
         raise Wrong("two-ranks", expected=wrong.expected, got=wrong.got) from None
+
+
+@contextmanager
+def recorded_calls() -> Iterator[list[str]]:
+    """The calls that are handed a tensor which autograd records, but for a maximum: it needs no gradient."""
+    found = []
+
+    def on_call(name: str, arguments: dict) -> None:
+        kind, payload = described(name, arguments)
+        reduction = arguments.get("reduce_op")
+        if reduction is not None and reduction.op() == dist.ReduceOp.MAX.value:
+            return
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in payload):
+            found.append(kind)
+
+    with listening(on_call):
+        yield found
+
+
+def must_not_record(found: list[list[str]]) -> None:
+    """Raises where a rank made such a call."""
+    what, likely = "calls with a tensor that autograd records", {"passes-by-luck": True}
+    expect(found, [[]] * len(found), each="rank", what=what, likely=likely)
 
 
 def by_block(tensor: Tensor | None, dim: int | None, ranks: int) -> list[Tensor | None]:

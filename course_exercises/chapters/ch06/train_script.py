@@ -1,7 +1,7 @@
 """Stage 6.7 of the learner's script: tensor ranks that share each layer, beside data ranks."""
 
 from course_exercises.authoring import Wrong, expect, same
-from course_exercises.authoring.scripts import BATCH, Ran, Stage
+from course_exercises.authoring.scripts import BATCH, Ran, Stage, must_be_whole
 
 stage = Stage(
     "6.7",
@@ -89,11 +89,12 @@ def _by_group(by_rank: list) -> list[tuple]:
 
 @stage.requires("they end with the parameters of one rank", seconds=60)
 def they_end_with_the_parameters_of_one(script, draw):
-    alone = script.on(1, draw, tensor=1).model
+    alone = script.on(1, draw, tensor=1)
     for ranks in (2, 4):
         ran = script.on(ranks, draw, tensor=2)
+        must_be_whole(ran, alone)
         likely = {"not-averaged": not _copies_agree(ran), "other-steps": True}
-        expect(ran.model, alone, likely=likely)
+        expect(ran.model, alone.model, likely=likely)
 
 
 def _copies_agree(ran: Ran) -> bool:

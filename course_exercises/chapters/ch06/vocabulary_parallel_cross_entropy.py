@@ -16,7 +16,14 @@ from course_exercises.authoring import (
     signs,
 )
 from course_exercises.authoring.ranks import come_late, following, must_have_waited
-from course_exercises.chapters.ch06.shared import HANGS, on_three, only_for_two
+from course_exercises.chapters.ch06.shared import (
+    HANGS,
+    PASSES_BY_LUCK,
+    must_not_record,
+    on_three,
+    only_for_two,
+    recorded_calls,
+)
 from course_utils.hardware import device
 from course_utils.trace import Trace
 
@@ -66,6 +73,7 @@ cross_entropy = Exercise(
         "of its own row on all ranks (`amax(dim=1)`, `ReduceOp.MAX`): it leaves nothing to cut off. Then take "
         "the logarithm of the sum, and subtract the target's logit: the probability itself may round to 0, whose "
         "logarithm is minus infinity.",
+        "passes-by-luck": PASSES_BY_LUCK,
         "own-backward": "The loss is one term of a sum here, times a factor, beside another loss. Multiply by the "
         "gradient that your `backward` is handed, and keep in `ctx` what belongs to a call.",
     },
@@ -353,6 +361,19 @@ def at_most_four_numbers_a_token_are_handed(answer, draw):
     if sent > 4 * tokens + MORE:
         expected = f"at most {4 * tokens + MORE} numbers for {tokens} tokens"
         raise Wrong("sends-too-much", expected=expected, got=f"{sent}")
+
+
+def _recorded(rank, answer, own, targets) -> list[str]:
+    logits = own.clone().to(device()).requires_grad_()
+    with recorded_calls() as found:
+        answer(logits * 1.0, targets.to(device()))
+    return found
+
+
+@cross_entropy.requires("autograd knows what backward does", needs_earlier=True)
+def autograd_knows_what_backward_does(answer, draw):
+    task = _equal(draw, draw.integer(4, 6), draw.choice([2, 3]), 4)
+    must_not_record(run(_recorded, task.ranks, answer, OwnPart(task.parts()), task.targets))
 
 
 def _lost_together(rank, answer, parts, targets, factors) -> list[Tensor | None]:

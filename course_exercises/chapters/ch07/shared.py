@@ -201,14 +201,6 @@ def _values(part: nn.Module) -> Values:
 # ---- the ranks -----------------------------------------------------------------------------------
 
 
-class ReadsOtherRows(Exception):
-    """A rank reads rows that are not those of its data coordinate."""
-
-
-class NotANeighbour(Exception):
-    """A rank sends to, or receives from, a rank that is not beside it in its pipeline."""
-
-
 @dataclass
 class _Reader:
     """What reads the global batch. It judges at once: other rows would end in a hang."""
@@ -228,7 +220,7 @@ class _Reader:
         own, size = self.task.place(self.rank)["data"], self.task.size("data")
         if (block, blocks) != (own, size):
             asked = f"block {block} of {blocks} was read"
-            raise ReadsOtherRows(f"{asked}; this rank's rows are block {own} of {size}")
+            raise ValueError(f"{asked}; this rank's rows are block {own} of {size}")
         return getattr(self.task, kind).chunk(size)[own].clone().to(device())
 
 
@@ -287,7 +279,7 @@ def _noting_groups(task: Task, rank: int, astray: list[str]) -> Callable:
         stages = task.place(rank)["pipeline"], task.place(peer)["pipeline"]
         if peer not in task.group(rank, "pipeline") or abs(stages[0] - stages[1]) != 1:
             verb = "sends to" if kind == "send" else "receives from"
-            raise NotANeighbour(f"it {verb} rank {peer}, which is not beside it in its pipeline")
+            raise ValueError(f"it {verb} rank {peer}, which is not beside it in its pipeline")
 
     return on_call
 
@@ -297,7 +289,6 @@ def _noting_groups(task: Task, rank: int, astray: list[str]) -> Callable:
 Sign = Callable[[list[Values]], bool]
 # Those of the vocabulary whose sentence is true of the ranks of a data group.
 OF_DATA_GROUPS = (
-    "old-gradients",
     "unchanged",
     "nothing-sent",
     "added-to-own",
@@ -352,8 +343,15 @@ def _slips(task: Task) -> dict[str, Sign]:
     def summed_too_often(got: list[Values]) -> bool:
         return t > 1 and right(got, (1, t), ("scale",)) and not right(got, but=("scale",))
 
+    def old_left(got: list[Values]) -> bool:
+        """Old gradients come on top: once, or summed over the data group."""
+        old = [task.stale * by for by in (1, task.size("data"))]
+        sums = ([{n: v + each for n, v in part.items()} for part in expected] for each in old)
+        return task.stale != 0 and any(same(got, both) for both in sums)
+
     return {
         "other-factor": lambda got: _one_factor(got, expected),
+        "old-gradients": old_left,
         **_of_data_groups(task, own, expected),
         "not-handed-on": lambda got: right(got) and len(last) < task.ranks,
         "input-gradient-partial": partial_scale,
@@ -372,9 +370,8 @@ def _one_factor(got: list[Values], expected: list[Values]) -> bool:
 def _of_data_groups(task: Task, own: list[Values], expected: list[Values]) -> dict[str, Sign]:
     """The vocabulary's signs, which have to fit in every data group."""
     groups = {tuple(task.group(rank, "data")) for rank in range(task.ranks)}
-    stale = [{n: torch.full_like(v, task.stale) for n, v in each.items()} for each in expected]
     found = {
-        group: signs(*([each[rank] for rank in group] for each in (own, expected, stale)))
+        group: signs(*([each[rank] for rank in group] for each in (own, expected)))
         for group in groups
     }
 

@@ -15,7 +15,7 @@ from course_exercises.chapters.ch07.shared import (
 )
 
 FAILURES = {
-    "ReadsOtherRows": "other-rows",
+    "this rank's rows are": "other-rows",
     "is not part of group": "group-rank",
     "timeout": "not-every-rank",
     "mismatch": "not-every-rank",

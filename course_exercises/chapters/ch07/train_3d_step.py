@@ -18,8 +18,8 @@ from course_exercises.chapters.ch07.shared import (
 
 # Text of a hang is quoted as only a hang says it: beside an exception others "were waiting in recv".
 FAILURES = {
-    "ReadsOtherRows": "other-rows",
-    "NotANeighbour": "wrong-neighbour",
+    "this rank's rows are": "other-rows",
+    "not beside it in its pipeline": "wrong-neighbour",
     "names itself": "wrong-neighbour",
     "there is no rank": "group-rank",
     "is not part of group": "group-rank",

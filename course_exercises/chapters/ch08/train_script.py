@@ -3,7 +3,7 @@
 import torch
 
 from course_exercises.authoring import Wrong, expect
-from course_exercises.authoring.scripts import Stage, trains_as_before
+from course_exercises.authoring.scripts import Stage, must_be_whole, trains_as_before
 
 stage = Stage(
     "8.6",
@@ -29,6 +29,8 @@ stage = Stage(
         "not-sharded": "The ranks hold more than their share of the parameters between two steps, and so of their "
         "gradients and the optimizer's state. Call `fully_shard` on the blocks and on the model, and make the optimizer "
         "after that.",
+        "optimizer-first": "The optimizer has parameters that are no longer in the model, so that nothing is learned. "
+        "`fully_shard` and `to_empty` put new ones in their place: make the optimizer after both.",
         "one-unit": "`fully_shard` was called for the model alone, so that all of it is gathered before the first layer "
         "computes. Call it for each block first: then a rank holds one block at a time.",
         "whole-at-first": "A rank had memory for a whole matrix while the model was made. A model that needs shards does "
@@ -57,15 +59,19 @@ stage.requires("one rank trains as before", seconds=60)(trains_as_before)
 
 @stage.requires("each rank holds its share, and never had more", seconds=60)
 def each_rank_holds_its_share(script, draw):
-    ran = script.on(4, draw)
-    whole = sum(value.numel() for value in ran.model.values())
+    ran, model = script.on(4, draw), script.on(1, draw).model
+    whole = sum(value.numel() for value in model.values())
     for rank in ran.ranks:
+        if not rank.parameters:
+            raise Wrong(
+                "optimizer-first", expected="the model's parameters in the optimizer", got="others"
+            )
         held = sum(part.numel() for part in rank.parameters)
         if held > 0.4 * whole:  # 17 rows, for instance, do not divide by 4
             raise Wrong("not-sharded", expected=f"about {whole // 4} numbers on a rank", got=held)
         if rank.shardings == 1:
             raise Wrong("one-unit", expected="a call for each block, and one", got="one in all")
-        largest = max(value.numel() for value in ran.model.values())
+        largest = max(value.numel() for value in model.values())
         if rank.largest > largest // 2:
             raise Wrong(
                 "whole-at-first", expected="parts alone", got=f"a parameter of {rank.largest}"
@@ -77,6 +83,7 @@ def they_end_with_the_parameters_of_one(script, draw):
     alone = script.on(1, draw)
     for ranks, tensor in ((2, 1), (4, 1), (4, 2)):
         ran = script.on(ranks, draw, tensor=tensor)
+        must_be_whole(ran, alone)
         expect(
             ran.model, alone.model, likely={"other-start": _far(ran, alone), "other-steps": True}
         )

@@ -99,6 +99,22 @@ def sums_in_double_precision(logits, targets, ignore_index=-100):
     return _mean(total.log() - at_target, targets, ignore_index).to(logits.dtype)
 
 
+@right("6.4")
+def detaches_after_the_maximum(logits, targets, ignore_index=-100):
+    highest = logits.amax(dim=1)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    log_total, at_target = _terms(logits, targets, highest.detach())
+    return _mean(log_total - at_target, targets, ignore_index)
+
+
+@wrong("6.4", names="passes-by-luck")
+def sums_what_autograd_records(logits, targets, ignore_index=-100):
+    z = logits - _highest(logits).unsqueeze(1)
+    both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets)])
+    dist.all_reduce(both)
+    return _mean(both[0].log() - both[1], targets, ignore_index)
+
+
 @wrong("6.4", names="equal-parts")
 def begins_at_its_rank_times_its_classes(logits, targets, ignore_index=-100):
     counts = targets != ignore_index

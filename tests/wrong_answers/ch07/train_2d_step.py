@@ -272,6 +272,18 @@ def never_clears_gradients(part, read_inputs, read_targets, mesh, optimizer):
     return _mean_loss(loss, mesh)
 
 
+@wrong("7.3", names="old-gradients")
+def sums_old_gradients_too(part, read_inputs, read_targets, mesh, optimizer):
+    x, targets = read_inputs(*own_block(mesh)), read_targets(*own_block(mesh))
+    loss = mse_loss(forward_of(part, x, mesh), targets)
+    (loss / mesh["data"].size()).backward()
+    for parameter in part.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=mesh.get_group("data"))
+    optimizer.step()
+    return _mean_loss(loss, mesh)
+
+
 @wrong("7.3", names="frozen")
 def makes_up_zeros(*given):
     return _train_2d(*given, average=with_zeros_for_none)
