@@ -33,7 +33,9 @@ RECORDED = Path(__file__).with_suffix(".json")
 SAMPLES = 24  # of a step, of all members together
 _EVER = 10_000  # members that one job may have
 _TICK = 0.05  # seconds between two looks
-_MEETING = timedelta(seconds=5)  # for so long a member waits for one that has died since it was called
+_MEETING = timedelta(
+    seconds=5
+)  # for so long a member waits for one that has died since it was called
 
 
 def why_not() -> str:

@@ -114,7 +114,6 @@ set_default_backend = Name("torch.distributed.ProcessGroup._set_default_backend"
 register_backend = Name("torch.distributed.ProcessGroup._register_backend")
 set_group_name = Name("torch.distributed.ProcessGroup._set_group_name")
 work_of = Name("torch._C._distributed_c10d._create_work_from_future")
-
 # A group that takes in new members: from PyTorch 2.14 on, and experimental.
 handle_of_group = Name("torch.distributed._get_reconfigure_handle")
 reconfigure = Name("torch.distributed._reconfigure")
