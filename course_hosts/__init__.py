@@ -1,1 +1,1 @@
-"""Ranks on several hosts, nodes that die, replicas: README.md lists the files."""
+"""Ranks on several hosts, nodes that die, groups that grow: README.md lists the files."""

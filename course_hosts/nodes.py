@@ -182,7 +182,7 @@ class Agents:
             )
 
     def events(self) -> list[dict]:
-        """What the workers, or the replicas, have noted, in the order of time."""
+        """What the workers, or the members, have noted, in the order of time."""
         diaries = [path.read_text() for path in (self.folder / "events").iterdir()]
         lines = [line for diary in diaries for line in diary.split("\n")[:-1]]  # finished ones
         return sorted(map(json.loads, lines), key=lambda event: event["time"])

@@ -9,7 +9,7 @@
 # of an undisturbed run, and every sample was used exactly once per epoch. Training that goes on with the machines
 # that are there is called **elastic**. Your own script learns it too.
 #
-# `09_elastic_further` is about why a worker died, loaders that run ahead, ranks that hang, replicas that need no
+# `09_elastic_further` is about why a worker died, loaders that run ahead, ranks that hang, a group that needs no
 # restart, and several hosts. Both notebooks kill processes with signals and need Linux or macOS.
 
 # %% tags=["nbval-ignore-output"]
@@ -269,8 +269,8 @@ check("9.4", best_interval)
 # ### An agent by hand
 #
 # An agent is a loop: start the workers, look at them now and then, and when one has died, stop all of them and start
-# again. It has to be all, because the others wait for the dead one in a collective, and because a process group takes
-# in no new member.
+# again. It has to be all: the others wait for the dead one in a collective, and a process group takes in no new member.
+# (From PyTorch 2.14 on it can, by a call that is still experimental: `09_elastic_further` has it.)
 
 
 # %%

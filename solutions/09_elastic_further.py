@@ -3,7 +3,7 @@
 #
 # In the lesson a run goes on when workers and nodes are killed. This notebook is about what remains open there: why a
 # worker died, why a position in the data can be wrong although it is saved, how an agent finds a rank that
-# hangs, what torchrun's options cost, how replicas go on without a restart, what a killed launcher leaves behind, and
+# hangs, what torchrun's options cost, how a group goes on without a restart, what a killed launcher leaves behind, and
 # how cells run over several hosts.
 #
 # Run the parts in their order. None of them needs an answer of the lesson. The notebook kills processes with signals
@@ -305,155 +305,146 @@ def elastic_limits(
 check("9.5", elastic_limits)
 
 # %% [markdown]
-# ### No restart at all
+# ### No restart at all: a group that shrinks and grows
 #
-# Every agent so far stops all workers when one is lost. Yet in data parallelism each rank, or each group of ranks
-# over which the model is cut, has the whole model: a *replica*. A healthy replica needs nothing from one that died.
-# [torchft](https://github.com/meta-pytorch/torchft) (Meta) makes use of that, with three pieces:
+# Every agent so far stops all workers when one is lost, since a process group is what it was when it was made. From
+# PyTorch 2.14 on it can be made anew, in processes that go on: `init_process_group(enable_reconfigure=True)` gives each
+# process a handle, and `torch.distributed._reconfigure(uuid=..., handles=[...])` builds the group of all whose handles
+# it gets. The underscore says that PyTorch calls it experimental; `Member.meet` below is the only place that calls it.
+# Who belongs to the group, somebody has to say: here a list in a store of this notebook, which has a number.
 #
-# | piece | where | what it does |
-# |---|---|---|
-# | lighthouse | one for all | gets a heartbeat from each replica, and says who is in the next step: the *quorum* |
-# | manager | in each replica | asks the lighthouse as a step begins; averages gradients over the quorum; lets the optimizer step only if that went well |
-# | transport | between replicas | gives a replica that comes late the parameters and the optimizer state of one that is up to date |
-#
-# torchft is not a part of PyTorch: `pip install "torchft>=0.2,<0.3"`, for Linux on x86-64. Where it is missing, you
-# see what was recorded with it. The prints are the same.
+# A member that is killed takes nothing along. In data parallelism each rank has the whole model, so the others go on
+# with the step that failed, and share its samples out anew. One that comes late gets parameters and optimizer state
+# from a neighbour, and nobody reads a checkpoint.
 
 # %% tags=["nbval-ignore-output"]
-from course_hosts.replicas import Replicas, batch, recorded, why_not
+from course_hosts.growing import SAMPLES, Members, batch, recorded, why_not
 
-print(why_not() or "torchft is installed: the replicas train here.")
-program = Path("scratch/replica.py")
+print(why_not() or "The members train here.")
+program = Path("scratch/member.py")
 program.unlink(missing_ok=True)
 
 # %%
-# %%writefile scratch/replica.py
-"""A replica of the model, of one rank. It may come at any time, and ends after 20 steps."""
+# %%writefile scratch/member.py
+"""A member of a group that shrinks and grows. It ends after 20 steps."""
 
 import sys
-from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torchft import Manager, Optimizer, ProcessGroupGloo
-from torchft.checkpointing.pg_transport import PGTransport
 
-from course_hosts.replicas import Member, batch
-
-LIMIT = timedelta(minutes=10)
-member = Member(*sys.argv[1:])  # its number, a gate at which steps wait, and a diary
+from course_hosts.growing import Member, batch
 
 torch.manual_seed(0)
 model = nn.Linear(6, 1)
 adam = torch.optim.Adam(model.parameters(), lr=0.1)
+adam.zero_grad()  # the first call of an optimizer imports for seconds: before the others wait
+member, step = Member(*sys.argv[1:]), 0  # a folder with a gate at which steps wait, and its name
 
 
-def state():
-    return {"model": model.state_dict(), "adam": adam.state_dict()}
+def take_over():
+    """All get the state of the member that is furthest; returns its step."""
+    steps = [None] * dist.get_world_size()
+    dist.all_gather_object(steps, step)
+    furthest = steps.index(max(steps))
+    state = [model.state_dict(), adam.state_dict()]
+    dist.broadcast_object_list(state, furthest)
+    model.load_state_dict(state[0])
+    adam.load_state_dict(state[1])
+    member.note("state", max(steps), of_rank=furthest)
+    return max(steps)
 
 
-def take_over(state):
-    model.load_state_dict(state["model"])
-    adam.load_state_dict(state["adam"])
-
-
-group = ProcessGroupGloo(timeout=LIMIT)
-manager = Manager(
-    group,
-    take_over,
-    state,
-    min_replica_size=1,
-    init_sync=False,  # all begin with the same parameters
-    timeout=LIMIT,
-    quorum_timeout=LIMIT,
-    checkpoint_transport=PGTransport(group, LIMIT, torch.device("cpu")),
-    **member.place(),
-)
-optimizer = Optimizer(manager, adam)
-member.wait_at_gate(0)
-
-while (step := manager.current_step()) < 20:
-    optimizer.zero_grad()  # asks for a quorum
-    inputs, targets = batch(step, member.replica)
-    loss = nn.functional.mse_loss(model(inputs), targets)
-    quorum = {"together": manager.num_participants(), "takes_part": manager.is_participating()}
+def train_step():
+    inputs, targets = batch(step)
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    errors = (model(inputs[mine]) - targets[mine]).square()
+    adam.zero_grad()
+    (errors.sum() / len(inputs)).backward()  # the mean over the samples of all members
     member.wait_at_gate(step)
-    loss.backward()
-    mean = parameters_to_vector(p.grad for p in model.parameters())
-    manager.allreduce(mean).wait()  # over the quorum; does not raise
-    vector_to_parameters(mean, [p.grad for p in model.parameters()])
-    optimizer.step()  # if all went well
-    counted = manager.current_step() > step
-    member.note("step", manager.current_step() - counted, counted=counted, **quorum)
-member.leave(manager.current_step(), parameters_to_vector(model.parameters()))
+    gradient = parameters_to_vector(p.grad for p in model.parameters())
+    dist.all_reduce(gradient)  # raises where a member is gone
+    vector_to_parameters(gradient, [p.grad for p in model.parameters()])
+    adam.step()
+    member.note("step", step, ranks=dist.get_world_size(), samples=len(errors))
+
+
+while step < 20:
+    member.meet()
+    try:
+        step = take_over()
+        while step < 20 and not member.called():
+            train_step()
+            step += 1
+    except RuntimeError:
+        member.note("lost", step)
+member.leave(step, parameters_to_vector(model.parameters()))
 
 # %% [markdown]
-# Two replicas train, each on its own batch in every step. In step 5, when both have computed their loss, replica 1 is
-# killed. Replica 0 goes on. When it is in step 10, replica 1 is started again, with its first parameters. It asks to
-# join, and is in the next quorum, that of step 11. In this step it takes over the state, and the gradient that it
-# computed with its old parameters is not used. Then both train until 20 steps are done.
+# Members a, b and c train together. In step 5, when all have computed their gradients, b is killed. Members a and c go
+# on. When they are in step 10, d is started. It says that it is ready, a new list calls all three together, and they
+# meet when step 10 is done.
 #
-# **Predict** how many steps replica 0 has computed in the end, with those that did not count, and how many batches
-# are in the result. Without the kill there would be 40.
+# **Predict** how often a computes gradients, for 20 steps; of how many samples in all gradients are part of the result
+# (a step has 24); and how many steps d trains.
 
 # %% tags=["prediction"]
-predicted = {"steps computed": 20 + 1, "batches in the result": 2 * 5 + 6 + 1 + 2 * 8}
+predicted = {"steps that a computes": 20 + 1, "samples in the result": 20 * 24, "steps of d": 9}
 
 
 # %%
-def disturbed(replicas):
-    replicas.start(0, 1)
-    replicas.train(until=5)  # into step 5
-    replicas.kill(1)
-    replicas.train(until=10)
-    replicas.start(1)
-    replicas.train(until=20)
+def disturbed(members):
+    members.start("a", "b", "c")
+    members.train(until=5)  # into step 5
+    members.kill("b")
+    members.train(until=10)
+    members.start("d")
+    members.train(until=20)
 
 
 if why_not():
     events = recorded()
 else:
-    with Replicas(Path("scratch/replicas"), program) as replicas:
-        disturbed(replicas)
-        events = replicas.events()
+    with Members(Path("scratch/members"), program) as members:
+        disturbed(members)
+        events = members.events()
 
 
 # %%
 from itertools import groupby
 
-
-def show(replica):
-    """Prints what a replica did, with one row for steps that went alike."""
-    own = [e for e in events if (e["event"], e["replica"]) == ("step", replica)]
-    print(f"replica {replica}:  steps     replicas  takes part  counted")
-    for alike, those in groupby(own, lambda e: (e["together"], e["takes_part"], e["counted"])):
-        steps = [event["step"] for event in those]
-        together, takes_part, counted = alike
-        print(f"{steps[0]:14} to {steps[-1]:2}  {together:8}  {takes_part!s:>10}  {counted!s:>7}")
-
-
-for replica in (0, 1):
-    show(replica)
 steps = [event for event in events if event["event"] == "step"]
-of_0 = [event for event in steps if event["replica"] == 0]
-used = [event for event in steps if event["counted"] and event["takes_part"]]
+by_step = {step: [e["member"] for e in steps if e["step"] == step] for step in range(20)}
+for names, those in groupby(range(20), lambda step: " ".join(sorted(by_step[step]))):
+    first, *_, last = those
+    print(f"steps {first:2} to {last:2}: {names}")
+of_a = [e["event"] for e in events if e["member"] == "a" and e["event"] in ("step", "lost")]
+measured = {
+    "steps that a computes": len(of_a),
+    "samples in the result": sum(event["samples"] for event in steps),
+    "steps of d": sum(event["member"] == "d" for event in steps),
+}
 
 # %%
 compare(
     predicted,
-    {"steps computed": len(of_0), "batches in the result": len(used)},
+    measured,
     likely={
-        "As if it had not been interrupted in step 5.": {"steps computed": 20},
-        "As if the one that joins gave its gradient at once.": {"batches in the result": 34},
+        "As if the step in which b was killed had counted: its sum was never complete.": {
+            "steps that a computes": 20
+        },
+        "As if the samples that b had computed were lost: the step is done again by those who are left.": {
+            "samples in the result": 20 * 24 - 8
+        },
+        "As if d were in step 10: the group of a and c ends that step first.": {"steps of d": 10},
     },
 )
 
 # %% [markdown]
-# Replica 0 was in step 5 when its partner was gone. The mean failed, so its optimizer did nothing, and it computed
-# the same step again, alone. Only this step was computed twice, no step is lost, and nobody read a checkpoint. One
-# process gets the same result from these batches:
+# Each sample counts once, however many members share a step. So the result is that of one process that never heard of
+# them:
 
 # %%
 import torch
@@ -467,8 +458,7 @@ def in_one_process():
     model = nn.Linear(6, 1)
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
     for step in range(20):
-        batches = [batch(step, e["replica"]) for e in used if e["step"] == step]
-        inputs, targets = map(torch.cat, zip(*batches))
+        inputs, targets = batch(step)
         adam.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
         adam.step()
@@ -476,41 +466,36 @@ def in_one_process():
 
 
 # %%
-ends = [torch.tensor(e["parameters"]) for e in events if e["event"] == "end"]
-print("largest difference between the replicas:", check_equal(ends[0], ends[1:]))
-print("largest difference from one process:    ", check_equal(in_one_process(), ends))
+ends = {e["member"]: torch.tensor(e["parameters"]) for e in events if e["event"] == "end"}
+print("members at the end:", *sorted(ends))
+print("largest difference from one process:", check_equal(in_one_process(), list(ends.values())))
 
 # %% tags=["nbval-ignore-output"]
-times = [event["time"] for event in of_0]
-held = next(e["time"] for e in events if (e["event"], e["replica"], e["step"]) == ("held", 0, 5))
-print(f"step 5, from the kill until it counted: {times[6] - held:.1f} s")
-print(f"step 11, in which the state went over: {1e3 * (times[12] - times[11]):.0f} ms")
-print(f"step 19: {1e3 * (times[-1] - times[-2]):.0f} ms")
+when = {(e["event"], e["member"], e["step"]): e["time"] for e in events}
+print(f"from the kill until step 5 counted:    {when['step', 'a', 5] - when['held', 'a', 5]:.2f} s")
+print(
+    f"d, from being ready to its first step: {when['step', 'd', 11] - when['ready', 'd', 0]:.2f} s"
+)
 
 # %% [markdown]
-# Measured in three runs on two busy cores, step 5 took 5.1 s, and step 11, in which the state went over, 0.14 to 0.19
-# s. The five seconds are the lighthouse's `heartbeat_timeout_ms`, 5000 by default: for so long the dead replica still
-# counts as a member.
+# Starting d takes seconds, in which a and c could go on training. The meeting takes a fraction of a second.
 #
 # **The price.**
 #
-# * Each step has two more calls: one for the quorum, which goes on while the loss is computed, and one for the vote
-#   whether the step counts. With a tiny model and gloo on one machine the median step took 6 to 8 ms with torchft and
-#   1.3 to 1.7 ms with a plain `all_reduce`. A model with steps of a second does not notice.
-# * The global batch is smaller while a replica is away, and the learning rate is not. With
-#   `WorldSizeMode.FIXED_WITH_SPARES` only `min_replica_size` replicas count, and the others are spares.
-# * The batches of the absent replica are left out: 7 here.
-# * The state comes from a neighbour that has all of it. When the last replica dies, only a checkpoint helps.
-# * The heartbeat comes from the manager and not from the loop, so a replica that hangs goes on beating. Collectives
-#   still need their time limit.
-# * In torchft 0.2.0 managers listen on all interfaces and ask nobody for a key, so they need a closed network;
-#   `member.place()` has them listen on this machine only. torchft's own DDP wrapper ends the replica that is *left*
-#   with an `AssertionError` when the other one dies in the middle of a step on gloo (tried here; `ddp.py`). So the
-#   script takes the mean itself, as in chapter 3.
+# * Somebody has to notice who is gone, and call the others. Here the notebook kills and calls. On a cluster an agent
+#   has to look, and a member that *hangs* is found by the time limit of a collective only.
+# * A step in which some members had their sum and others had not leaves them one step apart. So whoever meets first
+#   compares steps, and all take the state of the member that is furthest.
+# * When the last member dies, only a checkpoint helps. So it does where no member has the whole model, as with FSDP over
+#   all ranks.
+# * Where a bug ends one member, it ends the next one too.
 #
-# *A restart is the better choice* where there is no second copy of the model, as with FSDP over all ranks; where
-# each step must have the same global batch; where failures hit all replicas at once, as a bug does; and where
-# failures are rare. torchft pays off with many replicas and failures every hour.
+# [torchft](https://github.com/meta-pytorch/torchft) (Meta) does the same for replicas of many ranks each: a *lighthouse*
+# hears the heartbeats and says in each step who takes part, and a manager in each replica lets the optimizer step only
+# if the exchange went well. Its global batch shrinks while a replica is away. With torchft 0.2.0 and two tiny replicas
+# on two busy cores, from a kill until the step counted took 5.1 s in three runs, since for so long a heartbeat may stay
+# out, and a step took 6 to 8 ms where a plain `all_reduce` took 1.3 to 1.7 ms. A restart, by torchrun, costs a new
+# rendezvous, new processes with their imports, a checkpoint to read, and the steps since it was written.
 #
 # ### How others do it
 #
@@ -814,7 +799,7 @@ if two:
 #    counts what the loop has got.
 # 3. A heartbeat says which rank hangs. A time limit says only that one does.
 # 4. Every option of the rendezvous trades a restart too many against a wait too long.
-# 5. Where each replica has the whole model, the healthy ones need no restart. Meanwhile the global batch is smaller.
+# 5. Where each rank has the whole model, a group can go on without a restart, and take in who comes late.
 # 6. A launcher that is killed leaves orphans. End them by their id, and have no fixed port.
 # 7. A cell can run over several hosts. A host that falls silent has to be given up after a time, on both sides.
 #
@@ -823,7 +808,8 @@ if two:
 # * PyTorch: [rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html),
 #   [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html),
 #   [`DataLoader`](https://docs.pytorch.org/docs/stable/data.html): `prefetch_factor`.
-# * [torchft](https://docs.pytorch.org/torchft) 0.2.0: its `Manager`, and in its code `manager.py` and `ddp.py`.
+# * PyTorch 2.14, `distributed_c10d.py`: `_get_reconfigure_handle` and `_reconfigure`;
+#   [torchft](https://docs.pytorch.org/torchft) 0.2.0: its `Manager`.
 # * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section
 #   3.3.4.
 # * Z. Jiang et al., *MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs*, NSDI 2024, [arXiv

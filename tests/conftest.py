@@ -10,7 +10,7 @@ import tiers
 
 # Folders and modules whose tests wait most of their time: for a host that falls silent, for the end
 # of a limit. Last, they would leave the other workers with nothing to do.
-WAITING = {"two_hosts", "cluster", "grade", "reports", "test_launch_hosts.py", "test_replicas.py"}
+WAITING = {"two_hosts", "cluster", "grade", "reports", "test_launch_hosts.py", "test_growing.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -44,7 +44,7 @@ RULE = [
     ("modules/test_mnist.py*", LONG),
     ("modules/test_network_hosts.py*", LONG),
     ("modules/test_private.py::test_what*", LONG),
-    ("modules/test_replicas.py*", LONG),
+    ("modules/test_growing.py*", LONG),
     ("modules/test_terminal.py*", LONG),
     ("modules/*", QUICK),
     ("notebooks/test_notebook_builder.py*", LONG),

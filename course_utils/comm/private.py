@@ -114,6 +114,9 @@ set_default_backend = Name("torch.distributed.ProcessGroup._set_default_backend"
 register_backend = Name("torch.distributed.ProcessGroup._register_backend")
 set_group_name = Name("torch.distributed.ProcessGroup._set_group_name")
 work_of = Name("torch._C._distributed_c10d._create_work_from_future")
+# A group that takes in new members: from PyTorch 2.14 on, and experimental.
+handle_of_group = Name("torch.distributed._get_reconfigure_handle")
+reconfigure = Name("torch.distributed._reconfigure")
 # Replaced under the rules. Gone: a hook that raises in backward ends in SystemError; a module may not
 # move while others refer to its parameters; under Join a result counts as one that nobody waits for.
 run_backward = [Name(f"torch.autograd.{it}{BACKWARD}", _nothing) for it in ("graph.", "")]

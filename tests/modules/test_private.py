@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from course_hosts import growing
 from course_utils.comm import private
 from tests.modules.without_names import PROGRAMS
 
@@ -88,6 +89,8 @@ def test_each_name_has_a_program():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_seen_where_a_name_is_gone(name, said):
+    if name in ("handle_of_group", "reconfigure") and growing.why_not():
+        pytest.skip(growing.why_not())
     sentence = "The course uses [\\w.]+_gone, which PyTorch .* does not have: use one of 2.11 to"
     seen = next((pattern for pattern, names in SEEN.items() if name in names), sentence)
     assert re.search(seen, said[name]), said[name]

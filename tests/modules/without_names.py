@@ -8,9 +8,11 @@ import importlib
 import json
 import multiprocessing
 import sys
+import tempfile
 import weakref
 from contextlib import redirect_stdout, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -21,12 +23,14 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 import course_strict
 from course_exercises.authoring import ranks
 from course_grader import integrity, plain
+from course_hosts import growing
 from course_planner import fake
 from course_planner.descriptions import Layout
 from course_utils import hardware
 from course_utils.comm import private
 from course_utils.launch import launch as launch_anywhere
 from course_utils.launch.keepers import forks, server
+from course_utils.lesson.terminal import store_on
 from course_utils.trace import Trace, meters
 from tests.support.on_gloo import launch
 
@@ -154,6 +158,16 @@ def _planned(step):
     return lambda: fake.trace(plan, Layout(tp=2))
 
 
+def _met():
+    with tempfile.TemporaryDirectory() as folder:
+        store = store_on(0)
+        Path(folder, "store").write_text(str(store.port))
+        Path(folder, "events").mkdir()
+        member = growing.Member(folder, "a")
+        store.set("list 1", "a")
+        member.meet()
+
+
 def _written_by_hand():
     return plain.Writer(lambda held: 0).dump(torch.ones(1))
 
@@ -190,6 +204,7 @@ PROGRAMS = {
         _planned(lambda output: output.sum().backward()),
     ),
     **dict.fromkeys(("needs_value", "needs_shape"), _planned(torch.Tensor.tolist)),
+    **dict.fromkeys(("handle_of_group", "reconfigure"), _met),
     "plain_tensors": _written_by_hand,
     "replaced": integrity.snapshot,
 }

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HERE = {"COLAB_RELEASE_TAG": "release-colab_20260901"}
 PROVIDED = {"torch", "torchvision", "IPython", "filelock"}  # torch needs that too
-OPTIONAL = {"ipyparallel", "torchft"}  # what needs it says what to install
+OPTIONAL = {"ipyparallel"}  # what needs it says what to install
 WRITTEN = {"elastic_files", "elastic_parts"}  # by cells of chapter 09
 PACKAGES = {path.parent.name for path in ROOT.glob("course_*/__init__.py")}
 NOT_IN_CHAPTERS = ("course_grader/", "course_planner/commands.py")

@@ -1,8 +1,8 @@
-"""Records what `course_hosts.replicas.recorded` returns: chapter 09's program and story, run with torchft.
+"""Records what `course_hosts.growing.recorded` returns: chapter 09's program and story, run with PyTorch 2.14 or newer.
 
-    .venv/bin/python tests/modules/record_replicas.py
+    .venv/bin/python tests/modules/record_growing.py
 
-On a quiet machine: the chapter shows its times where torchft is not installed.
+On a quiet machine: the chapter shows its times where PyTorch is older.
 """
 
 import json
@@ -17,25 +17,25 @@ sys.path.insert(0, str(ROOT / "tools"))
 from source import read_source
 
 from course_exercises.sources.answers import load_code
-from course_hosts.replicas import RECORDED, Replicas
+from course_hosts.growing import RECORDED, Members
 
-PROGRAM = "%%writefile scratch/replica.py\n"
+PROGRAM = "%%writefile scratch/member.py\n"
 
 
 def program(folder: Path) -> Path:
     """Writes the chapter's program."""
     read = read_source(ROOT / "solutions/09_elastic_further.py")
     [text] = [cell.source for cell in read if cell.source.startswith(PROGRAM)]
-    path = folder / "replica.py"
+    path = folder / "member.py"
     path.write_text(text.removeprefix(PROGRAM))
     return path
 
 
 def run(folder: Path) -> list[dict]:
-    """The events of both in one run."""
-    with Replicas(folder / "replicas", program(folder)) as replicas:
-        load_code(9, "disturbed")(replicas)
-        return replicas.events()
+    """The events of all members in one run."""
+    with Members(folder / "members", program(folder)) as members:
+        load_code(9, "disturbed")(members)
+        return members.events()
 
 
 def main() -> None:
