@@ -8,7 +8,6 @@ from course_exercises.checks import positions
 from course_exercises.sources.answers import load_code
 from course_utils.launch import RankFailure, launch
 from course_utils.lesson import schedules
-from course_utils.trace import Record
 
 FIGURE = "played.png"
 
@@ -56,7 +55,7 @@ def play(link: str):
     return plots.gantt({"On real ranks (emulated)": records, "As played (simulated)": played})
 
 
-def _as_measured(records: list[Record]) -> schedules.Simulation:
+def _as_measured(records) -> schedules.Simulation:
     """What was measured in the place of a simulation's times, with the ops by name."""
     spans = [[span for span in each.spans if span.kind == "compute"] for each in records]
     names, starts, ends = (
