@@ -36,7 +36,6 @@ function update() {
   const ready = Boolean(game && guess);
   if (ready && !earlier.length) link = game.playable(link);
   at("loading").hidden = Boolean(game);
-  at("predict").querySelector("button").disabled = false;
   at("first").hidden = ready;
   at("predict").hidden = Boolean(guess);
   at("board").hidden = !ready;
@@ -150,6 +149,7 @@ function takeBack() {
   history.replaceState(null, "", `#${link}`);
   say("Taken back.");
   update();
+  at("moves").querySelector("button").focus();
 }
 
 function close(guess) {
@@ -228,5 +228,6 @@ own.addEventListener("submit", (event) => {
 
 window.addEventListener("hashchange", open);
 open();
+document.querySelectorAll("form button").forEach((button) => (button.disabled = false));
 game = await course("playground.game");
 update();

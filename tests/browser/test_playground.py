@@ -56,6 +56,7 @@ def press(page, keys: str) -> None:
 def test_a_schedule_is_played_by_keyboard(page, pages, screenshots: Path) -> None:
     page.goto(f"{pages}index.html")
     page.get_by_role("link", name="Schedules").click()
+    page.locator("#predict button:enabled").wait_for()
     page.get_by_role("spinbutton", name="How many units").focus()
     press(page, "1 0 Enter")  # the prediction
     page.locator("#board").wait_for()
