@@ -58,7 +58,10 @@ def view(link: str) -> str:
 
 def playable(link: str) -> str:
     """As much of a position as can be played: an address may hold anything."""
-    position = read(link)
+    try:
+        position = read(link)
+    except ValueError:
+        position = read(link.split("/")[0])
     rows = position.rows
     position = replace(position, rows=[[] for _ in range(position.ranks)])
     last = None

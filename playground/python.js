@@ -21,6 +21,23 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
+export const at = (id) => document.getElementById(id);
+export const number = (value) => String(Math.round(value * 100) / 100);
+
+export function say(text, no = false) {
+  at("said").textContent = text;
+  at("said").classList.toggle("no", no);
+}
+
+// To be called when a page listens: buttons wait for that, and those that copy have no more to do.
+export function ready() {
+  document.querySelectorAll("form button").forEach((button) => (button.disabled = false));
+  document.addEventListener("click", (event) => {
+    const { copy } = event.target.dataset;
+    if (copy) navigator.clipboard.writeText(at(copy).textContent).then(() => (event.target.textContent = "Copied"));
+  });
+}
+
 // A prediction is kept in this browser, and nowhere else.
 export const predictions = {
   of: (what) => localStorage.getItem(`prediction ${what}`),

@@ -1,7 +1,6 @@
-import { course, element, predictions } from "./python.js";
+import { at, course, element, number, predictions, ready, say } from "./python.js";
 
-const at = (id) => document.getElementById(id);
-const BOARD = /^p([2-4])m([1-8])v([12])-(FBW?)-cap(\d+)/;
+const BOARD = /^p([2-4])m([1-8])v([12])-(FBW?)-cap(\d\d?)(\/|$)/;
 const FIRST = "p2m3v1-FB-cap2";
 const WORDS = { F: "forward", B: "backward", W: "its second half: the gradient of the weights" };
 
@@ -13,9 +12,8 @@ let earlier = []; // positions to take back to
 
 const board = () => link.split("/")[0];
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
-const number = (value) => String(Math.round(value * 100) / 100);
 
-function open() {
+function begin() {
   const asked = location.hash.slice(1);
   link = BOARD.test(asked) ? asked : FIRST;
   chosen = 0;
@@ -33,23 +31,18 @@ function open() {
 
 function update() {
   const guess = predictions.of(board());
-  const ready = Boolean(game && guess);
-  if (ready && !earlier.length) link = game.playable(link);
+  const open = Boolean(game && guess);
+  if (open && !earlier.length) link = game.playable(link);
   at("loading").hidden = Boolean(game);
-  at("first").hidden = ready;
+  at("first").hidden = open;
   at("predict").hidden = Boolean(guess);
-  at("board").hidden = !ready;
+  at("board").hidden = !open;
   at("end").hidden = true;
-  if (!ready) return;
+  if (!open) return;
   shown = JSON.parse(game.view(link));
   at("reminder").textContent = `${at("rules").textContent} You predicted ${guess} units for the shortest step.`;
   draw();
   if (shown.over) close(guess);
-}
-
-function say(text, no = false) {
-  at("said").textContent = text;
-  at("said").classList.toggle("no", no);
 }
 
 function draw() {
@@ -206,10 +199,6 @@ at("predict").addEventListener("submit", (event) => {
   update();
   if (game) at("moves").querySelector("button")?.focus();
 });
-document.addEventListener("click", (event) => {
-  const { copy } = event.target.dataset;
-  if (copy) navigator.clipboard.writeText(at(copy).textContent).then(() => (event.target.textContent = "Copied"));
-});
 
 const own = at("own").querySelector("form");
 for (let m = 1; m <= 8; m++) own.m.append(element("option", {}, String(m)));
@@ -226,8 +215,8 @@ own.addEventListener("submit", (event) => {
   location.hash = `p${own.p.value}m${own.m.value}${own.kind.value}-cap${own.cap.value}`;
 });
 
-window.addEventListener("hashchange", open);
-open();
-document.querySelectorAll("form button").forEach((button) => (button.disabled = false));
+window.addEventListener("hashchange", begin);
+begin();
+ready();
 game = await course("playground.game");
 update();

@@ -26,8 +26,9 @@ PYODIDE = (
 # what the pages import; it needs the standard library alone
 PYTHON = (
     "course_utils/lesson/schedules.py",
+    "course_utils/comm/rings.py",
     "course_exercises/checks/positions.py",
-    *("playground/game.py", "playground/pars.json"),
+    *("playground/game.py", "playground/pars.json", "playground/ring.py", "playground/ledger.py"),
 )
 STATIC = ("*.html", "*.css", "*.js", "*.svg")
 

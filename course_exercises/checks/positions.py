@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from course_utils.lesson.schedules import KINDS, Op, Schedule
 
-_BOARD = re.compile(r"p([2-4])m([1-8])v([12])-(FBW?)-cap(\d+)")
+_BOARD = re.compile(r"p([2-4])m([1-8])v([12])-(FBW?)-cap(\d\d?)")
 _OPS = re.compile(r"([FBW])(\d)(?:\.(\d))?")
 
 
@@ -27,7 +27,7 @@ class Position:
     rows: Schedule
 
     def __str__(self) -> str:
-        return "/".join([self.board, *("".join(map(str, row)) for row in self.rows)])
+        return "/".join([self.board, *("".join(map(str, row)) for row in self.rows)]).rstrip("/")
 
     @property
     def board(self) -> str:

@@ -112,8 +112,9 @@ def test_named_schedules_are_recognised(name, make):
 
 
 def test_an_address_that_holds_anything_is_played_as_far_as_it_can_be():
-    assert game.playable("p2m1v1-FB-cap1/B0F0/F0B0") == "p2m1v1-FB-cap1//"
-    assert game.playable("p2m1v1-FB-cap1/F0F7/F0F0/F0") == "p2m1v1-FB-cap1/F0/F0"
+    assert game.playable("p2m1v1-FB-cap1/B0F0/F0B0") == "p2m1v1-FB-cap1"
+    assert game.playable("p2m1v1-FB-cap1/F0F7/F0F0") == "p2m1v1-FB-cap1/F0/F0"
+    assert game.playable("p2m1v1-FB-cap1/hello") == "p2m1v1-FB-cap1"
     with pytest.raises(ValueError, match="is no position of the playground"):
         read("https://example.org/#p9m1v1-FB-cap1")
 
