@@ -1,4 +1,4 @@
-import { at, course, element, number, predictions, ready, say } from "./python.js";
+import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
 
 const ADDRESS = /^(\d{1,4}(?:\.\d)?)\/([1-9]\d{0,4})\/([1-9]\d{0,3})$/;
 const FIRST = "7.5/64/40";
@@ -14,25 +14,17 @@ const words = (link) => {
 function begin() {
   asked = ADDRESS.test(location.hash.slice(1)) ? location.hash.slice(1) : FIRST;
   at("rules").textContent = words(asked);
-  at("guess").value = "";
   const form = at("sizes").elements;
   [form.billions.value, form.ranks.value, form.memory.value] = sizes(asked);
-  update();
 }
 
-function update() {
-  const guess = predictions.of(`ledger ${asked}`);
-  const open = Boolean(game && guess);
-  at("loading").hidden = Boolean(game);
-  at("first").hidden = open;
-  at("predict").hidden = Boolean(guess);
-  at("board").hidden = at("end").hidden = !open;
-  if (!open) return;
+function show(python, guess) {
+  game = python;
+  at("end").hidden = false;
   const [billions, ranks, memory] = sizes(asked);
   const truth = JSON.parse(game.view(billions, ranks, memory)).find((row) => row.way === "ZeRO 2").total;
   const right = game.is_right(Number(guess), truth) ? "That is right." : game.likely(billions, ranks, Number(guess));
-  const told = [words(asked), `Under ZeRO 2 a rank holds ${number(truth)} GB; you predicted ${guess}. ${right}`];
-  at("verdict").replaceChildren(...told.map((text) => element("p", {}, text)));
+  paragraphs("verdict", [words(asked), `Under ZeRO 2 a rank holds ${number(truth)} GB; you predicted ${guess}. ${right}`]);
   draw();
 }
 
@@ -67,15 +59,5 @@ function draw() {
 
 at("sizes").addEventListener("input", draw);
 at("sizes").addEventListener("submit", (event) => event.preventDefault());
-at("predict").addEventListener("submit", (event) => {
-  event.preventDefault();
-  predictions.lock(`ledger ${asked}`, number(Number(at("guess").value)));
-  update();
-  at("sizes").elements.ranks.focus();
-});
 
-window.addEventListener("hashchange", begin);
-begin();
-ready();
-game = await course("playground.ledger");
-update();
+instrument({ module: "playground.ledger", begin, board: () => `ledger ${asked}`, draw: show, first: () => at("sizes").elements.ranks });

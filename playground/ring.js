@@ -1,5 +1,6 @@
-import { at, course, element, number, predictions, ready, say } from "./python.js";
+import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
 
+const BEGIN = "Begin: send a piece of any rank.";
 const ADDRESS = /^n([2-4])(\/(\d\d)*)?$/;
 let game; // the course's Python, as soon as it runs
 let link; // the moves, as in the address
@@ -11,20 +12,11 @@ function begin() {
   const asked = location.hash.slice(1);
   link = ADDRESS.test(asked) ? asked : "n3";
   at("rules").textContent = `There are ${ranks()} ranks, and each has 12 MB of gradients.`;
-  at("guess").value = "";
-  say("Begin: send a piece of any rank.");
-  update();
+  say(BEGIN);
 }
 
-function update() {
-  const guess = predictions.of(board());
-  const open = Boolean(game && guess);
-  at("loading").hidden = Boolean(game);
-  at("first").hidden = open;
-  at("predict").hidden = Boolean(guess);
-  at("board").hidden = !open;
-  at("end").hidden = true;
-  if (!open) return;
+function draw(python, guess) {
+  game = python;
   const shown = JSON.parse(game.view(link));
   at("reminder").textContent = `${at("rules").textContent} You predicted that each sends ${guess} MB.`;
   at("ranks").className = at("hint").checked && !shown.over ? "hint" : "";
@@ -34,7 +26,7 @@ function update() {
   at("steps").textContent = `${shown.steps} (par ${shown.stepsPar})`;
   at("back").disabled = !link.slice(3);
   if (shown.stuck.length) say(`No rank may send piece ${shown.stuck[0]} any more, and some lack its sum: take something back.`, true);
-  if (shown.over) close(shown, guess);
+  if (shown.over) end(shown, guess);
 }
 
 function row(rank, i, shown) {
@@ -58,14 +50,14 @@ function go(next) {
   update();
 }
 
-function close(shown, guess) {
+function end(shown, guess) {
   const even = shown.ranks.every((rank) => rank.sent * shown.megabytes === shown.par);
   const least = even && shown.steps === shown.stepsPar
     ? "That is the least: each rank sends 2 (n - 1)/n of its gradients, in 2 (n - 1) steps in which all ranks send."
     : `The least is ${number(shown.par)} MB for each rank, in ${shown.stepsPar} steps: let all ranks send in every step.`;
   const told = [`Every rank has every sum. The busiest has sent ${number(shown.most)} MB, in ${shown.steps} steps. ${least}`,
     `You predicted ${guess} MB. ${Number(guess) === shown.par ? "That is right." : game.likely(ranks(), Number(guess))}`];
-  at("verdict").replaceChildren(...told.map((text) => element("p", {}, text)));
+  paragraphs("verdict", told);
   at("cell").textContent = game.cell(link);
   at("end").hidden = false;
   at("truth").focus();
@@ -82,24 +74,14 @@ at("ranks").addEventListener("click", (event) => {
   go(next);
   if (at("end").hidden) at("ranks").querySelector(`[data-rank="${rank}"][data-piece="${piece}"]`).focus();
 });
-at("hint").addEventListener("change", update);
+at("hint").addEventListener("change", () => update());
 at("back").addEventListener("click", () => {
   say("Taken back.");
   go(link.slice(0, -2).replace(/\/$/, ""));
 });
 at("again").addEventListener("click", () => {
-  say("Begin: send a piece of any rank.");
+  say(BEGIN);
   go(link.slice(0, 2));
 });
-at("predict").addEventListener("submit", (event) => {
-  event.preventDefault();
-  predictions.lock(board(), number(Number(at("guess").value)));
-  update();
-  at("ranks").querySelector("button")?.focus();
-});
 
-window.addEventListener("hashchange", begin);
-begin();
-ready();
-game = await course("playground.ring");
-update();
+const update = instrument({ module: "playground.ring", begin, board, draw, first: () => at("ranks").querySelector("button") });

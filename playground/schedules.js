@@ -1,4 +1,4 @@
-import { at, course, element, number, predictions, ready, say } from "./python.js";
+import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
 
 const BOARD = /^p([2-4])m([1-8])v([12])-(FBW?)-cap(\d\d?)(\/|$)/;
 const FIRST = "p2m3v1-FB-cap2";
@@ -25,24 +25,15 @@ function begin() {
   const halves = kinds === "FBW" ? " W must follow its B, and no other rank waits for it." : "";
   at("rules").textContent = `There are ${p} ranks and ${m} micro-batches. ${work}.${pieces}${halves} ` +
     `A rank may have at most ${cap} in flight: forward, and not yet ${kinds === "FBW" ? "through W" : "back"}.`;
-  at("guess").value = "";
-  update();
 }
 
-function update() {
-  const guess = predictions.of(board());
-  const open = Boolean(game && guess);
-  if (open && !earlier.length) link = game.playable(link);
-  at("loading").hidden = Boolean(game);
-  at("first").hidden = open;
-  at("predict").hidden = Boolean(guess);
-  at("board").hidden = !open;
-  at("end").hidden = true;
-  if (!open) return;
+function show(python, guess) {
+  game = python;
+  if (!earlier.length) link = game.playable(link);
   shown = JSON.parse(game.view(link));
   at("reminder").textContent = `${at("rules").textContent} You predicted ${guess} units for the shortest step.`;
   draw();
-  if (shown.over) close(guess);
+  if (shown.over) end(guess);
 }
 
 function draw() {
@@ -145,7 +136,7 @@ function takeBack() {
   at("moves").querySelector("button").focus();
 }
 
-function close(guess) {
+function end(guess) {
   const time = number(shown.time);
   const name = shown.names.length ? ` It is ${shown.names.join(", which here is the same as ")}.` : "";
   const par = shown.par
@@ -155,7 +146,7 @@ function close(guess) {
   const right = shown.par && Number(guess) === shown.par ? "You predicted just that." : `You predicted ${guess}. `;
   const told = [`Your step takes ${time} units, and its ranks are idle for ${percent(shown.idle)} of it.${name}`, par,
     right + game.likely(board(), Number(guess))];
-  at("verdict").replaceChildren(...told.map((text) => element("p", {}, text)));
+  paragraphs("verdict", told);
   at("cell").textContent = `import matplotlib.pyplot as plt\nfrom course_exercises import play\n\nplay("${link}")\nplt.show()`;
   at("command").textContent = `python -m course_utils play ${link}`;
   at("end").hidden = false;
@@ -193,13 +184,6 @@ at("rank").addEventListener("change", (event) => {
 at("hint").addEventListener("change", palette);
 at("back").addEventListener("click", takeBack);
 at("again").addEventListener("click", () => go(board()));
-at("predict").addEventListener("submit", (event) => {
-  event.preventDefault();
-  predictions.lock(board(), number(Number(at("guess").value)));
-  update();
-  if (game) at("moves").querySelector("button")?.focus();
-});
-
 const own = at("own").querySelector("form");
 for (let m = 1; m <= 8; m++) own.m.append(element("option", {}, String(m)));
 own.addEventListener("change", caps);
@@ -215,8 +199,4 @@ own.addEventListener("submit", (event) => {
   location.hash = `p${own.p.value}m${own.m.value}${own.kind.value}-cap${own.cap.value}`;
 });
 
-window.addEventListener("hashchange", begin);
-begin();
-ready();
-game = await course("playground.game");
-update();
+const update = instrument({ module: "playground.game", begin, board, draw: show, first: () => at("moves").querySelector("button") });

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "playground"
+FRAME = PAGES / "frame.html"  # around each page, whose first line is its title
 FOLDER = ROOT / "build" / "playground"
 VERSION = "314.0.7"
 SHA256 = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
@@ -30,7 +31,6 @@ PYTHON = (
     "course_exercises/checks/positions.py",
     *("playground/game.py", "playground/pars.json", "playground/ring.py", "playground/ledger.py"),
 )
-STATIC = ("*.html", "*.css", "*.js", "*.svg")
 
 
 def fetch() -> None:
@@ -48,6 +48,15 @@ def fetch() -> None:
         raise RuntimeError(f"npm did not fetch pyodide {VERSION}: {done.stderr.strip()}")
 
 
+def framed(path: Path) -> str:
+    """A whole page: its head, the way to the others, and what is its own."""
+    title, main = path.read_text(encoding="utf-8").split("\n", 1)
+    frame = FRAME.read_text(encoding="utf-8").replace(
+        f'"{path.name}"', f'"{path.name}" aria-current="page"'
+    )
+    return frame.replace("<title>$title</title>", title).replace("$main", main)
+
+
 def build(folder: Path) -> None:
     """Write the pages, the course's Python and Pyodide into `folder`. Raises RuntimeError."""
     fetch()
@@ -55,9 +64,10 @@ def build(folder: Path) -> None:
         raise RuntimeError(f"{PACKAGE} is not the package that the course knows: delete it.")
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "pyodide").mkdir(parents=True)
-    for pattern in STATIC:
-        for page in PAGES.glob(pattern):
-            shutil.copy(page, folder)
+    for path in (*PAGES.glob("*.css"), *PAGES.glob("*.js")):
+        shutil.copy(path, folder)
+    for path in set(PAGES.glob("*.html")) - {FRAME}:
+        (folder / path.name).write_text(framed(path), encoding="utf-8")
     with tarfile.open(PACKAGE) as package:
         for name in PYODIDE:
             (folder / "pyodide" / name).write_bytes(package.extractfile(f"package/{name}").read())

@@ -55,7 +55,7 @@ def press(page, keys: str) -> None:
 
 def test_a_schedule_is_played_by_keyboard(page, pages, screenshots: Path) -> None:
     page.goto(f"{pages}index.html")
-    page.get_by_role("link", name="Schedules").click()
+    page.get_by_role("link", name="fill a pipeline").click()
     page.locator("#predict button:enabled").wait_for()
     page.get_by_role("spinbutton", name="How many units").focus()
     press(page, "1 0 Enter")  # the prediction
@@ -77,3 +77,38 @@ def test_a_schedule_is_played_by_keyboard(page, pages, screenshots: Path) -> Non
     )
     page.reload()  # the address holds the position, and the browser the prediction
     page.get_by_text("It is 1F1B.").wait_for()
+
+
+def test_a_ring_is_carried_by_keyboard(page, pages, screenshots: Path) -> None:
+    page.goto(f"{pages}ring.html#n2")
+    page.locator("#predict button:enabled").wait_for()
+    page.locator("#guess").focus()
+    press(page, "6 Enter")
+    page.locator("#board").wait_for()
+    press(page, "Enter Enter")  # the first piece of rank 0, twice
+    said = page.get_by_role("status")
+    assert said.inner_text().startswith("That cannot go: rank 1 has the whole sum of piece 0")
+    press(page, "Tab Tab Tab Enter")  # piece 1 of rank 1
+    press(page, "Shift+Tab Enter Shift+Tab Enter")  # and the sums back
+    end = page.locator("#end").inner_text()
+    assert "The busiest has sent 12 MB, in 2 steps. That is the least" in end
+    assert "You predicted 6 MB. Half of the way" in end
+    assert page.url.endswith("#n2/00111001")
+    page.screenshot(path=screenshots / f"ring {page.viewport_size['width']}.png", full_page=True)
+
+
+def test_a_ledger_is_read_by_keyboard(page, pages, screenshots: Path) -> None:
+    page.goto(f"{pages}ledger.html#7.5/64/40")
+    page.locator("#predict button:enabled").wait_for()
+    page.locator("#guess").focus()
+    press(page, "1 6 . 6 Enter")
+    page.get_by_text(
+        "Under ZeRO 2 a rank holds 16.64 GB; you predicted 16.6. That is right."
+    ).wait_for()
+    assert page.get_by_role("status").inner_text() == "It fits with ZeRO 1, ZeRO 2, ZeRO 3, TP, PP."
+    press(page, "Control+A 8")  # ranks
+    assert page.get_by_role("status").inner_text() == "It fits with ZeRO 2, ZeRO 3, TP, PP."
+    assert (
+        "This model never fits" in page.get_by_role("listitem").filter(has_text="DDP").inner_text()
+    )
+    page.screenshot(path=screenshots / f"ledger {page.viewport_size['width']}.png", full_page=True)
