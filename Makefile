@@ -83,8 +83,8 @@ book:
 	@$(RUN) tools/book.py $(ARGS)
 
 playground:
-	@$(SETUP) --extra dev
-	@$(RUN) tools/playground_pages.py $(ARGS)
+	@$(SETUP)
+	@$(RUN) tools/playground_pages.py
 
 bench:
 	@$(SETUP) --extra dev --extra bench

@@ -4,9 +4,12 @@
 async function course(module) {
   const [python, files] = await Promise.all([
     import("./pyodide/pyodide.mjs").then(({ loadPyodide }) => loadPyodide()), // the page works meanwhile
-    fetch("course.zip").then((reply) => reply.arrayBuffer()),
+    fetch("course.json").then((reply) => reply.json()),
   ]);
-  python.unpackArchive(files, "zip", { extractDir: "/course" });
+  for (const [path, text] of Object.entries(files)) {
+    python.FS.mkdirTree(`/course/${path}`.replace(/\/[^/]*$/, ""));
+    python.FS.writeFile(`/course/${path}`, text);
+  }
   python.runPython("import sys; sys.path.insert(0, '/course')");
   return python.pyimport(module);
 }
@@ -62,7 +65,7 @@ export function instrument({ module, begin, board, draw, first }) {
     event.preventDefault();
     localStorage.setItem(kept(), number(Number(at("guess").value)));
     update();
-    loaded.then(() => first()?.focus());
+    loaded.then(() => first().focus());
   });
   document.addEventListener("click", (event) => {
     const { copy } = event.target.dataset;

@@ -63,9 +63,9 @@ function lane(rank, i) {
     box.style.setProperty("--length", op.end - op.start);
     return box;
   });
-  const track = element("ol", { class: "track", "aria-label": `rank ${i}` }, ...ops);
+  const track = element("div", { class: "track" }, element("ol", { "aria-label": `rank ${i}` }, ...ops));
   if (shown.par) {
-    const line = element("li", { class: "parline", role: "presentation" });
+    const line = element("div", { class: "parline" });
     line.style.setProperty("--start", shown.par);
     track.append(line);
   }
@@ -111,13 +111,12 @@ function place(name) {
   const legal = next !== link;
   if (legal) go(next);
   say(shown.stuck ? `${said} Now nothing may go anywhere: take something back.` : said, !legal || shown.stuck);
-  if (!shown.over) (at("moves").querySelector(`[data-op="${name}"]`) ?? following(name))?.focus();
+  if (!shown.over) (at("moves").querySelector(`[data-op="${name}"]`) ?? following(name[0])).focus();
 }
 
 // Where the focus goes when the button with the focus is gone.
-function following(name) {
-  const same = at("moves").querySelectorAll(`[data-op^="${name[0]}"]`);
-  return same[0] ?? at("moves").querySelector("button") ?? at("rank").querySelector(":checked");
+function following(kind = "") {
+  return at("moves").querySelector(`[data-op^="${kind}"]`) ?? at("moves").querySelector("button") ?? at("rank").querySelector(":checked");
 }
 
 function go(next) {
@@ -133,7 +132,7 @@ function takeBack() {
   history.replaceState(null, "", `#${link}`);
   say("Taken back.");
   update();
-  at("moves").querySelector("button").focus();
+  following().focus();
 }
 
 function end(guess) {
@@ -163,7 +162,7 @@ function next(kind) {
 function choose(rank) {
   chosen = rank;
   draw();
-  at("moves").querySelector("button")?.focus();
+  following().focus();
 }
 
 at("board").addEventListener("keydown", (event) => {
@@ -199,4 +198,4 @@ own.addEventListener("submit", (event) => {
   location.hash = `p${own.p.value}m${own.m.value}${own.kind.value}-cap${own.cap.value}`;
 });
 
-const update = instrument({ module: "playground.game", begin, board, draw: show, first: () => at("moves").querySelector("button") });
+const update = instrument({ module: "playground.game", begin, board, draw: show, first: following });

@@ -1,16 +1,16 @@
 """Makes the playground: static pages that run the course's own Python in the browser.
 
-python tools/playground_pages.py [FOLDER]      build/playground unless a folder is named
+python tools/playground_pages.py      writes build/playground
 
 Python for browsers is Pyodide, from its npm package. Once the folder is there, nothing needs a network.
 """
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,8 +21,11 @@ VERSION = "314.0.7"
 SHA256 = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
 PACKAGE = ROOT / "build" / "npm" / f"pyodide-{VERSION}.tgz"
 PYODIDE = (
-    *("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm"),
-    *("python_stdlib.zip", "pyodide-lock.json"),
+    "pyodide.mjs",
+    "pyodide.asm.mjs",
+    "pyodide.asm.wasm",
+    "python_stdlib.zip",
+    "pyodide-lock.json",
 )
 # what the pages import; it needs the standard library alone
 PYTHON = (
@@ -71,24 +74,22 @@ def build(folder: Path) -> None:
     with tarfile.open(PACKAGE) as package:
         for name in PYODIDE:
             (folder / "pyodide" / name).write_bytes(package.extractfile(f"package/{name}").read())
-    with zipfile.ZipFile(folder / "course.zip", "w", zipfile.ZIP_DEFLATED) as course:
-        for name in PYTHON:
-            course.write(ROOT / name, name)
+    course = {name: (ROOT / name).read_text(encoding="utf-8") for name in PYTHON}
+    (folder / "course.json").write_text(json.dumps(course), encoding="utf-8")
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Build, and say how the pages are opened."""
-    folder = Path(arguments[0]) if arguments else FOLDER
     try:
-        build(folder)
+        build(FOLDER)
     except RuntimeError as error:
         sys.exit(str(error))
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     print(
-        f"The playground ({size / 1e6:.1f} MB): {folder}. Any static server shows it, for instance"
+        f"The playground ({size / 1e6:.1f} MB): {FOLDER}. Any static server shows it, for instance"
     )
-    print(f"    python -m http.server --bind 127.0.0.1 --directory {folder}")
+    print(f"    python -m http.server --bind 127.0.0.1 --directory {FOLDER}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
