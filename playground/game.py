@@ -67,7 +67,7 @@ def playable(link: str) -> str:
     last = None
     while last != (last := str(position)):
         for rank, row in enumerate(rows[: position.ranks]):
-            while row and row[0] in position.ops and not why_not(position, rank, row[0]):
+            while row and not why_not(position, rank, row[0]):
                 position.rows[rank].append(row.pop(0))
     return str(position)
 

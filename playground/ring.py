@@ -154,9 +154,8 @@ def _send(ring, rank, piece):
     to = (rank + 1) % len(ring.held)
     mine, theirs = ring.held[rank][piece], ring.held[to][piece]
     now = 1 + max([ring.came[rank][piece], *(step for _, step in ring.sent[rank])])
-    now = max(
-        [now, *(step for other, step in ring.sent[to] if other == piece)]
-    )  # it sent what it had
+    left = [step for other, step in ring.sent[to] if other == piece]  # what stood there went first
+    now = max([now, *left])
     ring.sent[rank].append((piece, now))
     ring.came[to][piece] = now
     ring.held[to][piece] = mine | theirs

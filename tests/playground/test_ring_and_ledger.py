@@ -61,6 +61,13 @@ def test_random_moves_add_each_rank_once_and_are_never_below_par(seed):
     )
 
 
+def test_a_piece_comes_when_what_stood_there_has_left():
+    link = "n3"
+    for piece in (1, 2, 0):
+        link = send(link, 1, piece)
+    assert json.loads(ring.move(link, 0, 0))["said"].startswith("Step 3: rank 1 adds it")
+
+
 def test_an_address_is_played_as_far_as_it_can_be():
     assert ring.read("n2/0000") == (2, [(0, 0)])
     assert ring.read("n2/0093") == (2, [(0, 0)])
@@ -93,6 +100,11 @@ def test_the_fewest_ranks_fit_and_one_fewer_do_not(way):
             assert not fits(10**6)
         else:
             assert fits(fewest) and (fewest == 1 or not fits(fewest - 1))
+
+
+def test_tensor_parallelism_stays_in_a_node_and_a_pipeline_has_as_many_stages_as_layers():
+    assert [sum(ledger.held("TP", 8, ranks).values()) for ranks in (4, 8, 64)] == [32, 16, 16]
+    assert [sum(ledger.held("PP", 8, ranks).values()) for ranks in (8, 32, 64)] == [16, 4, 4]
 
 
 def test_wrong_predictions_are_told_from_right_ones():
