@@ -139,9 +139,9 @@ function end(guess) {
   const time = number(shown.time);
   const name = shown.names.length ? ` It is ${shown.names.join(", which here is the same as ")}.` : "";
   const par = shown.par
-    ? `A search through all schedules has proven that ${number(shown.par)} is the least. ` +
+    ? `It is proven that ${number(shown.par)} is the least. ` +
       (shown.time > shown.par ? "So there is a shorter one: find it." : "No schedule on this board is shorter.")
-    : "No search has proven a par for this board.";
+    : "For this board no par is proven.";
   const right = shown.par && Number(guess) === shown.par ? "You predicted just that." : `You predicted ${guess}. `;
   const told = [`Your step takes ${time} units, and its ranks are idle for ${percent(shown.idle)} of it.${name}`, par,
     right + game.likely(board(), Number(guess))];

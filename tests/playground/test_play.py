@@ -7,6 +7,7 @@ import pytest
 
 from course_exercises import play
 from course_exercises.checks.positions import Position
+from course_exercises.sources import answers, chapters
 from course_utils import __main__ as command
 from course_utils.lesson import schedules
 
@@ -26,6 +27,12 @@ def test_a_played_schedule_runs_on_ranks_in_its_order(name, capsys):
         "As played (simulated)",
     ]
     plt.close(figure)
+
+
+def test_a_learners_copy_has_the_engine_in_its_notebook(monkeypatch):
+    notebook = chapters.ROOT / "notebooks" / "05_pipeline_further.ipynb"
+    monkeypatch.setattr(answers, "sources_of", lambda chapter: [notebook])
+    assert answers.load_code(5, "pipeline_run").__name__ == "pipeline_run"
 
 
 def test_the_command_saves_the_picture(tmp_path, capsys):
