@@ -15,7 +15,7 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test test-all oldest rules check notebooks class assignments browser book bench mutants clean
+.PHONY: help setup lab test test-all oldest rules check notebooks class assignments browser book playground bench mutants clean
 
 help:
 	@echo 'make lab          open the course in JupyterLab'
@@ -30,6 +30,7 @@ help:
 	@echo 'make assignments  the chapters as assignments for nbgrader, in build/assignments'
 	@echo 'make browser      run every notebook in headless Chromium and move its sliders'
 	@echo 'make book         the notebooks as a static website, in build/book/html'
+	@echo 'make playground   pages on which a visitor plays without an installation, in build/playground'
 	@echo 'make bench        measure launch and the exercises against the usual tools'
 	@echo 'make mutants      small changes of the solutions, which the checks must reject (slow)'
 	@echo 'make clean        remove what was generated here, .venv included'
@@ -80,6 +81,10 @@ browser:
 book:
 	@$(SETUP) --extra dev
 	@$(RUN) tools/book.py $(ARGS)
+
+playground:
+	@$(SETUP)
+	@$(RUN) tools/playground_pages.py
 
 bench:
 	@$(SETUP) --extra dev --extra bench

@@ -19,6 +19,7 @@ __all__ = [
     "hint",
     "import_progress",
     "mine",
+    "play",
     "progress_text",
     "reset",
 ]

@@ -34,6 +34,7 @@ TESTS = {
     "tools/": ["tools", "notebooks"],
     "data/": ["modules", "estimate"],
     "book/": ["browser"],
+    "playground/": ["playground", "browser"],
     "conftest.py": [ALL],
     "pyproject.toml": [ALL],
     "requirements.txt": [ALL],

@@ -12,6 +12,7 @@ from course_exercises.checks.learner import (
     import_progress,
     reset,
 )
+from course_exercises.checks.play import play
 from course_exercises.checks.progress import progress_text
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "hint",
     "import_progress",
     "mine",
+    "play",
     "progress_text",
     "reset",
 ]

@@ -44,7 +44,7 @@ def load_answer(
     Raises LookupError where file or exercise do not exist, and what the code itself raises.
     """
     path = Path(path) if path else source_of(exercise_id)
-    cells = list(percent_cells(path) if path.suffix == ".py" else _notebook_cells(path))
+    cells = list(_cells(path))
     if source is not None:
         own_id = grade_id_of(exercise_id)
         cells = [replace(c, source=source) if c.grade_id == own_id else c for c in cells]
@@ -61,7 +61,7 @@ def load_code(chapter: int, name: str) -> Any:
     Raises LookupError where there is no such chapter or name, and what the code itself raises.
     """
     for path in sources_of(str(chapter)):
-        statements = [s for cell in percent_cells(path) for s in statements_of(cell)]
+        statements = [s for cell in _cells(path) for s in statements_of(cell)]
         if any(name in statement.binds for statement in statements):
             return _namespace(statements, set(), frozenset([name]), path)[name]
     raise LookupError(f"Chapter {chapter} binds no {name!r}.")
@@ -94,6 +94,10 @@ def source_of(exercise_id: str) -> Path:
 def sources_of(chapter: str) -> list[Path]:
     """The sources of a chapter, its lesson's first. Raises LookupError where there is none."""
     return chapters.chapter(chapter).sources
+
+
+def _cells(path: Path) -> Iterator[CodeCell]:
+    return percent_cells(path) if path.suffix == ".py" else _notebook_cells(path)
 
 
 def percent_cells(path: Path) -> Iterator[CodeCell]:

@@ -17,10 +17,8 @@ zero bubble (2401.10241, sections 2 and 5.3).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
-
-import numpy as np
 
 KINDS = ("F", "B", "W")
 
@@ -212,9 +210,9 @@ class _Plan:
         self.nothing = self.stages * self.each
         self.split = any(op.kind == "W" for op in known.values())
         numbers = {key: self._number(op) for key, op in known.items()}
-        rows = [np.array([numbers[id(op)] for op in row], int) for row in schedule]
+        rows = [[numbers[id(op)] for op in row] for row in schedule]
         self._check(rows)
-        self.ops = [(row + rank * self.each).tolist() for rank, row in enumerate(rows)]
+        self.ops = [[n + rank * self.each for n in row] for rank, row in enumerate(rows)]
         self.needs = [self._needs(rank, row) for rank, row in enumerate(rows)]
 
     def _who(self, op: object) -> int:
@@ -238,45 +236,44 @@ class _Plan:
         rest, micro_batch = divmod(number % self.each, self.micro_batches)
         return Op(KINDS[rest // self.chunks], micro_batch, rest % self.chunks)
 
-    def _check(self, rows: list[np.ndarray]) -> None:
+    def _check(self, rows: list[list[int]]) -> None:
         """Raises the first fault that shows without looking at the other ranks."""
         faults = [(*fault, rank) for rank, row in enumerate(rows) if (fault := self._fault(row))]
         if faults:
             _, sentence, rank = min(faults, key=lambda fault: (fault[0], fault[2]))
             raise IllegalMove(f"stage {rank} {sentence}")
 
-    def _fault(self, row: np.ndarray) -> tuple[int, str] | None:
+    def _fault(self, row: list[int]) -> tuple[int, str] | None:
         """The first fault in one rank's row: its place there, and what the rank does."""
-        places = np.full(self.each, len(row))
-        places[row[::-1]] = np.arange(len(row))[::-1]  # of an op that is doubled, the first
-        doubled = np.flatnonzero(places[row] != np.arange(len(row)))
-        faults = [(int(i), f"runs {self.op(row[i])} twice") for i in doubled[:1]]
-        forward, backward, weights = np.split(places, len(KINDS))
-        pairs = [(forward, backward), (backward, weights)] if self.split else [(forward, backward)]
-        size = self.chunks * self.micro_batches
-        for kind, (first, second) in enumerate(pairs):
-            wrong = np.flatnonzero(second < first)
-            for i in wrong[np.argsort(second[wrong])][:1]:
-                late, early = self.op((kind + 1) * size + i), self.op(kind * size + i)
-                after = "before" if first[i] < len(row) else "and never"
-                faults.append((int(second[i]), f"runs {late} {after} {early}"))
-        expected = len(KINDS if self.split else KINDS[:2]) * size
-        missing = np.flatnonzero(places[:expected] == len(row))
-        faults += [(len(row), f"never runs {self.op(i)}") for i in missing[:1]]
+        end, size = len(row), self.chunks * self.micro_batches
+        places = [end] * self.each
+        for i in reversed(range(end)):
+            places[row[i]] = i  # of an op that is doubled, the first
+        doubled = ((i, n) for i, n in enumerate(row) if places[n] != i)
+        faults = [(i, f"runs {self.op(n)} twice") for i, n in islice(doubled, 1)]
+        kinds = len(KINDS) if self.split else len(KINDS) - 1
+        for first in (size * kind for kind in range(kinds - 1)):
+            pairs = zip(range(first, first + size), places[first:], places[first + size :])
+            wrong = [(late, early, n) for n, early, late in pairs if late < early]
+            for late, early, n in [min(wrong)] if wrong else []:
+                after = "before" if early < end else "and never"
+                faults.append((late, f"runs {self.op(n + size)} {after} {self.op(n)}"))
+        if end in places[: kinds * size]:
+            faults.append((end, f"never runs {self.op(places.index(end))}"))
         return min(faults, default=None)
 
-    def _needs(self, rank: int, row: np.ndarray) -> list[int]:
+    def _needs(self, rank: int, row: list[int]) -> list[int]:
         """What each op waits for: F for the stage before it, B for the stage behind it."""
-        kind, rest = np.divmod(row, self.chunks * self.micro_batches)
-        chunk = rest // self.micro_batches
         first, last = rank == 0, rank == self.stages - 1
         before = (rank - 1) % self.stages * self.each - first * self.micro_batches
         behind = (rank + 1) % self.stages * self.each + last * self.micro_batches
-        needs = row + np.choose(kind, [before, behind, 0])
-        needs[(kind == 0) & first & (chunk == 0)] = self.nothing
-        needs[(kind == 1) & last & (chunk == self.chunks - 1)] = self.nothing
-        needs[kind == 2] = self.nothing
-        return needs.tolist()
+        away = [by for by in (before, behind, None) for _ in range(self.chunks)]
+        if first:
+            away[0] = None
+        if last:
+            away[2 * self.chunks - 1] = None
+        size = self.micro_batches
+        return [self.nothing if (by := away[n // size]) is None else n + by for n in row]
 
 
 def _range(count: int) -> str:

@@ -1,0 +1,113 @@
+"""The playground as a visitor meets it, who has installed nothing: from a static server, by keyboard."""
+
+from collections.abc import Iterator
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import playground_pages
+import pytest
+
+from .test_book import WIDER_THAN_SCREEN, Quiet
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+SCREENS = {"telephone": (360, "dark"), "desk": (1280, "light")}
+START = 120_000  # milliseconds: a busy machine
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the playground, built from nothing."""
+    if not playground_pages.PACKAGE.exists():
+        pytest.skip("Pyodide's npm package is not here: make playground fetches it")
+    folder = tmp_path_factory.mktemp("playground")
+    playground_pages.build(folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(params=SCREENS)
+def page(request, browser, pages) -> Iterator:
+    width, scheme = SCREENS[request.param]
+    viewport = {"width": width, "height": 800}
+    with browser.new_page(viewport=viewport, color_scheme=scheme) as page:
+        page.set_default_timeout(START)
+        asked, complaints = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        yield page
+        assert page.evaluate(WIDER_THAN_SCREEN) <= 0
+        assert page.evaluate("document.cookie") == ""
+        assert complaints == []
+        assert [url for url in asked if not url.startswith((pages, "data:"))] == []
+
+
+def press(page, keys: str) -> None:
+    for key in keys.split():
+        page.keyboard.press(key)
+
+
+def test_a_schedule_is_played_by_keyboard(page, pages, screenshots: Path) -> None:
+    page.goto(f"{pages}index.html")
+    page.get_by_role("link", name="fill a pipeline").click()
+    page.locator("#predict button:enabled").wait_for()
+    page.get_by_role("spinbutton", name="How many units").focus()
+    press(page, "1 0 Enter")  # the prediction
+    page.locator("#board").wait_for()
+    press(page, "0 f f b")
+    said = page.get_by_role("status")
+    assert (
+        said.inner_text() == "B0 cannot go there: stage 0 runs B0 before B0 arrived from stage 1."
+    )
+    press(page, "1 f b u b f b 0 b f 1 f b 0 b b")
+    assert said.inner_text() == "Rank 0 runs B2 from 10 to 12."
+    end = page.locator("#end").inner_text()
+    assert "Your step takes 12 units, and its ranks are idle for 25.0 % of it. It is 1F1B." in end
+    assert "12 is the least" in end and "You predicted 10." in end
+    link = "p2m3v1-FB-cap2/F0F1B0F2B1B2/F0B0F1B1F2B2"
+    assert page.url.endswith(f"#{link}") and f'play("{link}")' in end
+    page.screenshot(
+        path=screenshots / f"schedules {page.viewport_size['width']}.png", full_page=True
+    )
+    page.reload()  # the address holds the position, and the browser the prediction
+    page.get_by_text("It is 1F1B.").wait_for()
+
+
+def test_a_ring_is_carried_by_keyboard(page, pages, screenshots: Path) -> None:
+    page.goto(f"{pages}ring.html#n2")
+    page.locator("#predict button:enabled").wait_for()
+    page.locator("#guess").focus()
+    press(page, "6 Enter")
+    page.locator("#board").wait_for()
+    press(page, "Enter Enter")  # the first piece of rank 0, twice
+    said = page.get_by_role("status")
+    assert said.inner_text().startswith("That cannot go: rank 1 has the whole sum of piece 0")
+    press(page, "Tab Tab Tab Enter")  # piece 1 of rank 1
+    press(page, "Shift+Tab Enter Shift+Tab Enter")  # and the sums back
+    end = page.locator("#end").inner_text()
+    assert "The busiest has sent 12 MB, in 2 steps. That is the least" in end
+    assert "You predicted 6 MB. Half of the way" in end
+    assert page.url.endswith("#n2/00111001")
+    page.screenshot(path=screenshots / f"ring {page.viewport_size['width']}.png", full_page=True)
+
+
+def test_a_ledger_is_read_by_keyboard(page, pages, screenshots: Path) -> None:
+    page.goto(f"{pages}ledger.html#7.5/64/40")
+    page.locator("#predict button:enabled").wait_for()
+    page.locator("#guess").focus()
+    press(page, "1 6 . 6 Enter")
+    page.get_by_text(
+        "Under ZeRO 2 a rank holds 16.64 GB; you predicted 16.6. That is right."
+    ).wait_for()
+    assert page.get_by_role("status").inner_text() == "It fits with ZeRO 1, ZeRO 2, ZeRO 3, TP, PP."
+    press(page, "Control+A 8")  # ranks
+    assert page.get_by_role("status").inner_text() == "It fits with ZeRO 2, ZeRO 3, TP, PP."
+    assert (
+        "This model never fits" in page.get_by_role("listitem").filter(has_text="DDP").inner_text()
+    )
+    page.screenshot(path=screenshots / f"ledger {page.viewport_size['width']}.png", full_page=True)

@@ -1,0 +1,151 @@
+"""The playground's rules against the course's schedules, on random orders; and its pars."""
+
+import json
+import random
+
+import pytest
+
+from course_exercises.checks.positions import Position, read
+from course_utils.lesson import schedules
+from playground import game, pars
+from tests.modules.test_schedules import random_legal, rows
+
+COUNT = 1000  # 10,000 by hand: python -m tests.playground.test_game
+
+
+def an_order(dice: random.Random) -> Position:
+    """All ops of a board on each rank: an order that can run, or that and a few exchanges."""
+    p, m = dice.randint(2, 4), dice.randint(1, 8)
+    v, kinds = dice.choice([(1, "FB"), (1, "FBW"), (2, "FB")])
+    order = random_legal(dice, p, m, v, kinds)
+    for _ in range(dice.choice([0, 0, 1, 2])):
+        row = dice.choice(order)
+        i, j = dice.randrange(len(row)), dice.randrange(len(row))
+        row[i], row[j] = row[j], row[i]
+    return Position(p, m, v, kinds, dice.choice([m * v, dice.randint(v, m * v)]), order)
+
+
+def try_out(dice: random.Random) -> bool:
+    """Places an order op by op; returns whether it could be placed."""
+    wanted = an_order(dice)
+    link, todo, refused = wanted.board, [list(map(str, row)) for row in wanted.rows], {}
+    while (open_ranks := {rank for rank, row in enumerate(todo) if row}) - refused.keys():
+        rank = dice.choice(sorted(open_ranks - refused.keys()))
+        answer = json.loads(game.move(link, rank, todo[rank][0]))
+        if answer["link"] == link:
+            refused[rank] = answer["said"].removeprefix(f"{todo[rank][0]} cannot go there: ")
+        else:
+            link, refused = answer["link"], {}
+            todo[rank].pop(0)
+    sentence = schedules.first_illegal_move(wanted.rows)
+    result = None if sentence else schedules.simulate(wanted.rows)
+    fits = result and max(result.peak_in_flight) <= wanted.cap
+    assert (not open_ranks) == bool(fits), (str(wanted), refused)
+    if fits:
+        shown = json.loads(game.view(link))
+        assert link == str(wanted) == game.playable(link)
+        assert (shown["time"], shown["idle"]) == (result.makespan, result.idle_share)
+        assert [rank["peak"] for rank in shown["ranks"]] == result.peak_in_flight
+        assert shown["over"] and _is_a_chain(shown)
+    for rank, said in refused.items():
+        if "arrived" not in said and "in flight" not in said:
+            alone = [wanted.rows[r] if r == rank else wanted.ops for r in range(wanted.ranks)]
+            assert said == f"{schedules.first_illegal_move(alone)}.", str(wanted)
+    return bool(fits)
+
+
+def _is_a_chain(shown):
+    """The critical ops follow each other without a gap, from the start of the step to its end."""
+    spans = [
+        (op["start"], op["end"]) for rank in shown["ranks"] for op in rank["ops"] if op["critical"]
+    ]
+    starts, ends = zip(*sorted(spans))
+    return starts[0] == 0 and starts[1:] == ends[:-1] and ends[-1] == shown["time"]
+
+
+def test_random_orders_have_the_courses_verdict_time_idle_share_and_memory():
+    dice = random.Random(1)
+    placed = sum(try_out(dice) for _ in range(COUNT))
+    assert COUNT // 5 < placed < COUNT
+
+
+REFUSED = {
+    ("p2m2v1-FB-cap2/F0", 0, "B1"): "stage 0 runs B1 before F1",
+    ("p2m2v1-FB-cap2/F0", 0, "B0"): "stage 0 runs B0 before B0 arrived from stage 1",
+    ("p2m2v1-FB-cap2/F0", 1, "F1"): "stage 1 runs F1 before F1 arrived from stage 0",
+    ("p2m2v1-FB-cap2/F0", 0, "F0"): "stage 0 runs F0 twice",
+    ("p2m2v1-FB-cap1/F0", 0, "F1"): "stage 0 has 1 in flight already, and the cap is 1",
+    ("p2m1v2-FB-cap2/F0", 0, "F0.1"): "stage 0 runs F0.1 before F0 arrived from stage 1",
+}
+
+
+@pytest.mark.parametrize("link, rank, name", REFUSED)
+def test_a_move_that_cannot_be_is_refused_with_its_reason(link, rank, name):
+    answer = json.loads(game.move(link, rank, name))
+    assert answer == {"link": link, "said": f"{name} cannot go there: {REFUSED[link, rank, name]}."}
+    left = json.loads(game.view(link))["ranks"][rank]["left"]
+    assert left.get(name, REFUSED[link, rank, name]) == REFUSED[link, rank, name]
+
+
+def test_what_waits_for_another_rank_is_said_as_the_course_says_it():
+    """Where it is a part of a deadlock."""
+    deadlock = schedules.first_illegal_move(rows("F0 B0 F1 B1", "F0 F1 B0 B1"))
+    for rank, op in ((0, "B0"), (1, "F1")):
+        said = json.loads(game.move("p2m2v1-FB-cap2/F0/F0", rank, op))["said"]
+        assert said.removeprefix(f"{op} cannot go there: ").rstrip(".") in deadlock
+
+
+@pytest.mark.parametrize("name, make", game.NAMED.items())
+def test_named_schedules_are_recognised(name, make):
+    chunks = 2 if name.startswith("interleaved") else 1
+    plan = make(3, 6, chunks) if chunks > 1 else make(3, 6)
+    kinds = "FBW" if name.startswith("ZB") else "FB"
+    cap = max(schedules.simulate(plan).peak_in_flight)
+    position = Position(3, 6, chunks, kinds, cap, plan)
+    assert game.names(position) == [name] or (name == "GPipe" and name in game.names(position))
+    assert name not in game.names(read(str(position).replace(f"cap{cap}", f"cap{cap - 1}")))
+    plan[0][0], plan[0][1:3] = (
+        plan[0][2],
+        [plan[0][1], plan[0][0]],
+    )  # other micro-batches, the same order
+    assert name in game.names(position)
+
+
+def test_an_address_that_holds_anything_is_played_as_far_as_it_can_be():
+    assert game.playable("p2m1v1-FB-cap1/B0F0/F0B0") == "p2m1v1-FB-cap1"
+    assert game.playable("p2m1v1-FB-cap1/F0F7/F0F0") == "p2m1v1-FB-cap1/F0/F0"
+    assert game.playable("p2m1v1-FB-cap1/hello") == "p2m1v1-FB-cap1"
+    with pytest.raises(ValueError, match="is no position of the playground"):
+        read("https://example.org/#p9m1v1-FB-cap1")
+
+
+def test_pars_are_those_of_a_search():
+    """The boards with one chunk and up to four micro-batches; the stored ones are for all that was proven."""
+    known = json.loads(pars.PARS.read_text(encoding="utf-8"))
+    every = list(pars.boards())
+    assert {board.key for board in every if board.chunks == 1} <= known.keys()
+    for board in every:
+        if board.chunks == 1 and board.micro_batches <= 4:
+            assert pars.par(board) == known[board.key], board.key
+
+
+def test_no_order_is_shorter_than_its_par():
+    """The search against dice: random orders of a small board come down to the par, and not below."""
+    known, dice = json.loads(pars.PARS.read_text(encoding="utf-8")), random.Random(2)
+    for p, m, v, kinds in ((2, 2, 1, "FB"), (2, 3, 1, "FBW"), (3, 2, 1, "FB"), (2, 2, 2, "FB")):
+        best = {}
+        for _ in range(1500):
+            result = schedules.simulate(random_legal(dice, p, m, v, kinds))
+            cap = max(result.peak_in_flight)
+            best[cap] = min(best.get(cap, result.makespan), result.makespan)
+        for cap, makespan in best.items():
+            assert makespan >= known[Position(p, m, v, kinds, cap, []).board]
+        assert min(best.values()) == known[Position(p, m, v, kinds, m * v, []).board]
+
+
+if __name__ == "__main__":
+    dice = random.Random(0)
+    print(
+        sum(try_out(dice) for _ in range(10_000)),
+        "of 10,000 orders can be placed; all verdicts agree",
+    )
