@@ -958,8 +958,7 @@ explore.Explorer(
 # ### 3.6 Your own script, on several ranks
 #
 # Chapter 2 gave you `mine/train.py`, which trains on one device. Read its 170 lines once, and change it so that
-# `torchrun` can start it on any number of ranks. About 25 lines change. The time under the title leaves this exercise
-# out: take 40 minutes for it.
+# `torchrun` can start it on any number of ranks. About 25 lines change.
 #
 # | in `mine/train.py` | what it has to do | where you have seen it |
 # |---|---|---|

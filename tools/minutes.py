@@ -40,6 +40,7 @@ SLACK = 0.5  # minutes by which a build must leave the minute that is kept, to c
 TABLE = chapters.MINUTES
 SKIM = re.compile(r"\s*(from \S+ )?import |.*\b(plt|plots|figures?|ax|axes)\b")
 SHOWS = re.compile(r"\bplt\.show\(|\bExplorer\(")
+STAGE = re.compile(r'\bcheck\("(\d+\.\d+)", mine\.script\(')
 EXERCISE = re.compile(r"\d+\.\d+ |.*\bExercises?\b")
 Table = dict[str, dict[str, int]]
 
@@ -67,7 +68,8 @@ class Minutes:
 def of(root: Path, name: str, cells: list[Cell]) -> Minutes:
     """The minutes of a notebook whose source has these cells."""
     known = registrations.of(root, name[:2])
-    asked = [c.nbgrader["grade_id"] for c in cells if c.is_answer and "grade_id" in c.nbgrader]
+    asked = {c.nbgrader["grade_id"] for c in cells if c.is_answer and "grade_id" in c.nbgrader}
+    asked |= {id for c in cells if c.kind == "code" for id in STAGE.findall(c.source)}
     exercises = sum(known[id].minutes for id in asked if id in known)
     return Minutes(minutes(lesson(cells)), kept(root).get(name, {}).get("run", 1), exercises)
 

@@ -1,7 +1,7 @@
 """What the exercises say of themselves, and check cells that say otherwise.
 
-Read from the text of `Exercise("3.1", "average_gradients", points=2, ...)`: nothing is imported, so
-a build asks in no time.
+Read from the text of `Exercise("3.1", "average_gradients", points=2, ...)`, and of `Stage("3.6", ...)` for a stage of
+the learner's script: nothing is imported, so a build asks in no time.
 """
 
 import ast
@@ -23,15 +23,15 @@ class Registration:
 
 
 def of(root: Path, number: str) -> dict[str, Registration]:
-    """The exercises of a chapter ("03") by their ids."""
+    """The exercises of a chapter ("03") by their ids; a stage has no points."""
     found = {}
     for path in sorted(_folder(root, number).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Exercise":
-                id, name = map(ast.literal_eval, node.args)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Exercise", "Stage"):
+                id, name = map(ast.literal_eval, [*node.args, ast.Constant("script")][:2])
                 said = {k.arg: k.value for k in node.keywords if k.arg in ("points", "minutes")}
                 numbers = {key: ast.literal_eval(value) for key, value in said.items()}
-                found[id] = Registration(name, numbers["points"], numbers.get("minutes", 0))
+                found[id] = Registration(name, numbers.get("points", 0), numbers.get("minutes", 0))
     return found
 
 

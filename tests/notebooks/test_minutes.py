@@ -47,6 +47,11 @@ def test_the_lesson_leaves_the_exercises_out() -> None:
     assert [cell.source for cell in kept] == ["## 2. Run", "### Next", "b", "## 7. See", "d"]
 
 
+def test_a_stage_of_the_script_counts_as_an_exercise() -> None:
+    cells = [Cell("code", 'check("3.6", mine.script(3))', 1)]
+    assert minutes.of(ROOT, "03_ddp", cells).exercises == find("3.6").minutes > 0
+
+
 def test_the_first_exercise_stands_after_a_share_of_the_lesson() -> None:
     answer = Cell("code", ANSWER, 1, nbgrader={"solution": True})
     before, after = markdown(WORDS, "### 6.1 Write it"), markdown("### Next " + WORDS * 3)

@@ -7,7 +7,7 @@ from course_exercises.authoring.scripts import BATCH, EPOCHS, Stage
 
 stage = Stage(
     "3.6",
-    minutes=25,
+    minutes=40,
     hints=[
         (
             "Go through the loop and ask of each line: on which rank, on which device, for which windows? Change the "
