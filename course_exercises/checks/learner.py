@@ -38,6 +38,8 @@ def check(exercise_id: str | float, answer: Any = None) -> None:
     except LookupError as error:
         print(error.args[0])
         return
+    if outcome.status == "failed" and outcome.lines[0].ok:  # what the first hint helps with is done
+        _hints_shown.setdefault(outcome.exercise.id, 1)
     print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")

@@ -589,6 +589,12 @@ def test_hints_come_one_by_one(course, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "  next: read the last hint again"
 
 
+def test_hints_leave_out_the_first_where_an_answer_has_met_the_first_requirement(course, capsys):
+    check("90.1", lambda values: values.mean())
+    hint("90.1")
+    assert capsys.readouterr().out.splitlines()[-2:] == ["90.1 mean, hint 2 of 3:", "  closer"]
+
+
 def test_a_stored_hint_is_the_same_in_a_fresh_kernel():
     # hints are counted in the kernel, not in the file: nbval compares their output
     assert learner._hints_shown == {}
