@@ -308,17 +308,8 @@ WRONG |= {
         ('if mesh["tensor"].size() > 1', 'if options.tensor * int(os.environ["WORLD_SIZE"]) > 1')
     ],
     ("12.5", "own-group"): [(META, "    dist.init_process_group()\n" + META)],
+    ("12.5", "adds-up"): [("        optimizer.zero_grad()\n", "")],
     ("12.5", "not-used"): [
-        (
-            USED,
-            META
-            + "        model = Transformer(len(windows.characters), options)\n"
-            + "    if options.tensor > 1:\n"
-            + CUT
-            + SHARD
-            + "    model.to_empty(device=device)\n    initialize(model, options.seed)\n"
-            + OPTIMIZER,
-        ),
         (
             "            loss = step(inputs.to(device), targets.to(device))\n",
             (
