@@ -3,6 +3,8 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from itertools import groupby
 
 import nbformat
 import predictions
@@ -12,6 +14,7 @@ from source import Cell
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 NBGRADER_SCHEMA = 3
 COMPARES = re.compile(r"^\s*compare\(", re.MULTILINE)  # course_utils.lesson.predictions
+ASKS = re.compile(r"\bbefore\s+you\s+run\b")  # of prose
 
 
 def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.NotebookNode:
@@ -20,10 +23,10 @@ def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.Notebook
     The solved copy keeps its solution markers: nbgrader makes its release from it.
     """
     notebook = new_notebook(metadata={"kernelspec": KERNELSPEC})
-    for cell, cell_id in zip(cells, cell_ids(cells), strict=True):
+    for cell, cell_id, told in zip(cells, cell_ids(cells), _tell(cells), strict=True):
         make = new_code_cell if cell.kind == "code" else new_markdown_cell
         text = cell.source if solved else cell.for_learners()
-        metadata = _metadata(cell) | ({} if solved else _folded(cell))
+        metadata = _metadata(cell) | (_folded(cell) if told and not solved else {})
         notebook.cells.append(make(text, id=cell_id, metadata=metadata))
     notebook.metadata["course"] = {"source": source, "cells": digest(notebook.cells)}
     return notebook
@@ -69,12 +72,25 @@ def _metadata(cell: Cell) -> dict:
     return metadata
 
 
+def _tell(cells: list[Cell]) -> Iterator[bool]:
+    """Of each cell, whether its output may tell what is to be predicted: of code cells that follow one another,
+    where one is a prediction or its table, or where the prose before them asks for a guess."""
+    asked = False
+    for kind, following in groupby(cells, key=lambda cell: cell.kind):
+        group = list(following)
+        told = kind == "code" and (asked or any(_predicts(cell) for cell in group))
+        asked = ASKS.search(group[-1].source) is not None
+        yield from (told for _ in group)
+
+
+def _predicts(cell: Cell) -> bool:
+    return predictions.TAG in cell.tags or COMPARES.search(cell.source) is not None
+
+
 def _folded(cell: Cell) -> dict:
-    """What was measured is folded away until the learner runs the cell, which unfolds it: a number
-    that one has seen cannot be predicted any more. Where a cell is a table and nothing else, the
-    list of likely mistakes in it is folded away too."""
-    if cell.kind != "code" or not COMPARES.search(cell.source):
-        return {}
+    """An output is folded away until the learner runs the cell, which unfolds it: a number that one
+    has seen cannot be predicted any more. Where a cell is a table and nothing else, the list of
+    likely mistakes in it is folded away too."""
     hidden = {"source_hidden": True} if predictions.only_compares(cell.source) else {}
     return {"jupyter": {"outputs_hidden": True, **hidden}}
 
