@@ -138,8 +138,9 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
         parts.append(f"  so far: {earned:g} of {worth}")
     if outcome.printed:
         parts.append("  your code printed:")
-        parts += [f"      {clipped(line)}" for line in outcome.printed[:8]]
-        if len(outcome.printed) > 8:
+        printed = list(dict.fromkeys(outcome.printed))  # a script prints the same in each run
+        parts += [f"      {clipped(line)}" for line in printed[:8]]
+        if len(printed) > 8:
             parts.append("      ...")
     left = len(exercise.hints) > _hints_shown.get(exercise.id, 0)
     parts.append(f'  next: hint("{exercise.id}")' if left else "  next: read the last hint again")

@@ -349,6 +349,7 @@ def test_needs_earlier_leaves_out_what_would_repeat():
 def test_prints_are_shown_only_after_a_failure():
     def noisy(values):
         print("shape", tuple(values.shape))
+        print("a sum")
         return values.sum()
 
     def noisy_and_right(values):
@@ -358,6 +359,7 @@ def test_prints_are_shown_only_after_a_failure():
     lines = shown(mean_exercise(), noisy)
     assert "  your code printed:" in lines
     assert "      shape (5,)" in lines
+    assert lines.count("      a sum") == 1, "though it was printed for each requirement"
     assert shown(mean_exercise(), noisy_and_right) == PASSED
 
 
