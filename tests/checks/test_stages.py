@@ -357,7 +357,10 @@ WRONG |= {
         ("        fully_shard(block, mesh=mesh, mp_policy=policy)", "        pass")
     ],
     ("12.5", "not-summed"): [
-        (OPTIMIZER, "    model.set_requires_gradient_sync(False)\n" + OPTIMIZER)
+        (
+            OPTIMIZER,
+            '    model.set_requires_gradient_sync(mesh["data"].size() == 1)\n' + OPTIMIZER,
+        )
     ],
     ("12.5", "averaged-again"): [
         (
@@ -437,6 +440,9 @@ WRONG |= {
                 "        optimizer.step()\n        return loss"
             ),
         )
+    ],
+    ("13.4", "learns-nothing"): [
+        (OPTIMIZER, "    model.set_requires_gradient_sync(False)\n" + OPTIMIZER)
     ],
     ("13.4", "summed-micro-batches"): [(WEIGHT, "")],
     ("13.4", "uneven-micro-batches"): [(WEIGHT, " / -(-len(inputs) // options.micro_batch)")],
