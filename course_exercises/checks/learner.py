@@ -68,7 +68,8 @@ def examine(exercise_id: str | float, answer: Any, seed: str | None = None) -> O
 
 
 def hint(exercise_id: str | float) -> None:
-    """Prints the next hint of an exercise; a restarted kernel begins with the first again."""
+    """Prints the next hint of an exercise; a restarted kernel begins again, with the first or, where an answer has met
+    the first requirement, with the second."""
     try:
         exercise = catalogue.find(exercise_id)
     except LookupError as error:
