@@ -806,7 +806,7 @@ compare(
 )
 
 # %%
-for name, count in in_backward.items():
+for name, count in sorted(in_backward.items()):
     shares = f"{sent[name] / S:g} S and {count / S:g} S"
     print(f"{name:10} sends {sent[name]} bytes in forward and {count} in backward: {shares}")
 
