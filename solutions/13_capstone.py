@@ -313,7 +313,7 @@ def held_in_a_step(rank):
 
 
 four, two = (max(launch(held_in_a_step, ranks, timeout=250)) for ranks in (4, 2))
-print(f"four ranks: {four:.1f} P, two ranks: {two:.1f} P")
+print("held at most:", f"four ranks: {four:.1f} P", f"two ranks: {two:.1f} P", sep="\n")
 measured = {"factor of the rest": round((two - 1.5) / (four - 0.75))}
 
 # %%
