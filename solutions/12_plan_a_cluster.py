@@ -559,6 +559,7 @@ rows = published.rows("Megatron SC21")
 known = estimate.calibrate(rows, a100)
 time = estimate.step_time(trillion, megatron, 2048, a100, known)
 measured_seconds = work / 163e12  # the paper's table 1: 163 TFLOP/s a GPU, as it counts them
+print("a step of the trillion:")
 print(
     f"estimated: {time.seconds:.0f} s, nine times in ten between {time.low:.0f} and {time.high:.0f} s"
 )
@@ -653,15 +654,14 @@ chosen = {
     "torchtitan 8B": (titan.model, titan.layout, titan.seq, large_memory, None),
 }
 plans = {}
+print("quicker than the published choice:")
 for name, (model, layout, seq, gpus, constants) in chosen.items():
     own = estimate.step_time(model, layout, seq, gpus, constants).seconds
     question = (model, layout.gpus, layout.sequences(), seq, gpus, constants)
     plans[name], refused = estimate.search(*question, keep=10**6)
     faster = sum(plan.time.seconds < 0.999 * own for plan in plans[name])
     more = own / plans[name][0].time.seconds - 1
-    print(
-        f"{name}: {faster} of {len(plans[name])} plans are quicker, the best by {max(more, 0):.0%}"
-    )
+    print(f"{name}: {faster} of {len(plans[name])} plans, the best by {max(more, 0):.0%}")
 
 # %% [markdown]
 # Of some 2,700 plans for 405B at 8k, three are quicker, by no more than the error of the estimate. With long context
