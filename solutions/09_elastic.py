@@ -109,7 +109,7 @@ rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdz
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *rendezvous]
 options = ["--nproc-per-node", "2", "--max-restarts", "1"]
 printed = run_in_terminal(*torchrun, *options, scratch() / "two_lives.py", timeout=250)
-print(*sorted(printed.splitlines()), sep="\n")
+print("told to the workers:", *sorted(printed.splitlines()), sep="\n")
 
 # %%
 compare(
@@ -751,7 +751,7 @@ compare(
 )
 
 # %%
-print("checkpoints that can be loaded:", measured)
+print("checkpoints that can be loaded:", *(f"{n} {way}" for way, n in measured.items()), sep="\n")
 
 # %% [markdown]
 # Written in place, the new checkpoint is torn and the old one is gone: the run has lost everything. A process that

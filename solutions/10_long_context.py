@@ -5,8 +5,8 @@
 # twice as many tokens need twice the room for activations and four times the work in attention, and at some length
 # they no longer fit. In **context parallelism** each rank has some tokens of every sequence, in every layer.
 #
-# Norms, MLPs and head treat each token alone. Attention does not. You learn three ways to compute it, forward and
-# backward, count what each one sends, and train a language model on cut sequences.
+# Norms, MLPs and the output layer treat each token alone. Attention does not. You learn three ways to compute it,
+# forward and backward, count what each one sends, and train a language model on cut sequences.
 
 # %% tags=["nbval-ignore-output"]
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ hardware.report()
 # ## 1. The factory: questions stay, cards travel
 #
 # An order has so many parts that no building has room for all of them, so each building takes some. Nearly every
-# station works on one part at a time and notices nothing. But one station fits each part to all parts before it in the
-# order, and most of these are in other buildings.
+# station works on one part at a time and notices nothing. But one station compares each part with all parts before it,
+# and most of these are in other buildings.
 #
 # So each part gets a question, and a card that describes it. The questions stay. The cards of a building go by truck
 # to the next one, and then on to the one after that. Each building notes what its questions have found so far, and how
@@ -462,8 +462,8 @@ def by_heads(q, k, v, layout, group=None):
 # %% [markdown]
 # ### 10.5 Heads for sequence, with grouped heads (2 points)
 #
-# Write Ulysses' first step better: from some tokens of all heads to all tokens of some heads. `by_heads` needs an
-# all-to-all each for queries, keys and values. One is enough. And today's models have fewer heads of keys and values
+# Write Ulysses' first step better: from some tokens of all heads to all tokens of some heads. `by_heads` makes three
+# all-to-alls, for queries, keys and values. One is enough. Besides, today's models have fewer heads of keys and values
 # than of queries (**grouped-query attention**), often fewer than there are ranks. Then a head is sent to each rank
 # whose queries it serves. You may use `Swap`.
 
@@ -806,7 +806,7 @@ compare(
 )
 
 # %%
-for name, count in in_backward.items():
+for name, count in sorted(in_backward.items()):
     shares = f"{sent[name] / S:g} S and {count / S:g} S"
     print(f"{name:10} sends {sent[name]} bytes in forward and {count} in backward: {shares}")
 
@@ -819,10 +819,11 @@ for name, count in in_backward.items():
 # | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads of queries |
 # | ring | $6S(n-1)$ | its own keys and values, and one more set | each hop has to hide behind computing |
 #
-# With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. By heads, ranks
-# in excess of these heads get copies (exercise 10.5). The ways can also be multiplied: by heads inside a machine, a
-# ring between machines ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). The computing of a
-# hop grows with $t^2$ and its bytes with $t$, so above some length the hops cost no time (Liu et al. 2023, section 3).
+# With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. If there are more
+# ranks than heads of keys, several ranks get copies of one head (exercise 10.5). The ways can also be multiplied: by
+# heads inside a machine, a ring between machines ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). The
+# computing of a hop grows with $t^2$ and its bytes with $t$, so above some length the hops cost no time (Liu et al.
+# 2023, section 3).
 #
 # ### A language model on cut sequences
 #
@@ -908,11 +909,11 @@ for data, context, name in [(1, 4, "ring"), *((2, 2, name) for name in ways)]:
 # %% [markdown]
 # ### With PyTorch: `context_parallel`
 #
-# PyTorch's own API is a context manager, still called experimental. Inside it the `buffers` are this rank's part, cut
-# by head and tail, and `scaled_dot_product_attention` is replaced by one for cut sequences. It merges part by part, as
-# our ring does, but brings all keys in one all-gather.
+# PyTorch's own API is a context manager, still called experimental. Inside it the `buffers` are cut to this rank's
+# part, by head and tail, and `scaled_dot_product_attention` is another one. It merges part by part, as our ring does,
+# but brings all keys in one all-gather.
 #
-# It needs attention kernels with a rule for cut sequences. Those for GPUs have one. The kernel for CPUs has none, and
+# It needs an attention kernel with a rule for cut sequences. Those for GPUs have one. The kernel for CPUs has none, and
 # there the cell ends with *does not have a sharding strategy registered*.
 
 # %% tags=["nbval-ignore-output"]
@@ -1027,9 +1028,9 @@ print("trained with these numbers, largest difference:", largest_difference(one_
 # %% [markdown]
 # ## 7. See it: fair shares, bytes and scores
 #
-# Choose a cut, the ranks, and the tokens of each, for 32 heads of width 128 in 16 bits. Add ranks in blocks: the share
-# of the time in which they compute falls towards a half. In the zig-zag it is 100 %. Double the tokens: the bytes
-# double, and all scores grow fourfold.
+# Choose a cut, the ranks, and the tokens of each, for 32 heads of width 128 in 16 bits. With blocks, add ranks: the
+# share of the time in which they compute falls towards a half. With the zig-zag it stays at 100 %. Double the tokens:
+# the bytes double, and the scores grow fourfold.
 
 # %%
 explore.Explorer(

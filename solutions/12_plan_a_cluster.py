@@ -107,9 +107,9 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 #
 # In mixed precision a parameter takes 2 bytes, its gradient 2, and Adam 12: a float32 copy and two averages
 # ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). Programs that keep gradients in float32
-# hold 2 bytes more. A layer has $12 W^2$ parameters, an embedding $V W$. Tensor ranks share out every matrix, and
-# ZeRO shares out each part again among the data ranks: ZeRO 1 the optimizer state, ZeRO 2 the gradients too, ZeRO 3
-# the parameters too.
+# hold 2 bytes more. A layer has $12 W^2$ parameters, an embedding $V W$. Tensor ranks share out every matrix, and the
+# data ranks share out each of these parts again: with ZeRO 1 the optimizer state, with ZeRO 2 the gradients too, and
+# with ZeRO 3 also the parameters.
 #
 # For a micro-batch of $b$ sequences, a layer keeps
 #
@@ -134,7 +134,7 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 
 # %% nbgrader={"grade_id": "12.1", "solution": true}
 def memory_of(model: Model, layout: Layout, seq: int, stage: int) -> dict[str, float]:
-    """Returns the bytes that a rank of `stage` holds, by "parameters", "gradients", "optimizer", "activations".
+    """Returns the bytes of a rank of `stage`, by "parameters", "gradients", "optimizer", "activations".
 
     12 W^2 parameters a layer, and the tables; tensor ranks share out all of them. A parameter and a
     gradient have 2 bytes, Adam's state with its float32 copy has 12; dp ranks share out what
@@ -390,10 +390,11 @@ def traffic_of(model: Model, layout: Layout, seq: int, stage: int) -> dict[str, 
     Tensor ranks: a layer has two all-gathers and two reduce-scatters of s b W numbers in each pass,
     forward and backward; with recompute "full" the forward pass runs twice. Stages: for each
     micro-batch a tensor rank's part of s b W numbers to the next stage, and their gradients to the
-    one before. Data ranks, of 12 W^2 / t numbers a layer: an all-reduce of the gradients, once a step,
-    or with ZeRO 1 and 2 a reduce-scatter and an all-gather, which send as much. With ZeRO 3, which comes with pp = 1 only, a reduce-scatter of the
-    gradients once a step, and an all-gather of the parameters before every forward and every backward
-    pass of a micro-batch; with recompute "full" the second forward pass uses those of the backward pass.
+    one before. Data ranks, of 12 W^2 / t numbers a layer: an all-reduce of the gradients, once a
+    step, or with ZeRO 1 and 2 a reduce-scatter and an all-gather, which send as much. With ZeRO 3,
+    which comes with pp = 1 only, a reduce-scatter of the gradients once a step, and an all-gather of
+    the parameters before every forward and every backward pass of a micro-batch; with recompute
+    "full" the second forward pass uses those of the backward pass.
     """
     ### BEGIN SOLUTION
     t, d, m = layout.tp, layout.dp, layout.micro_batches
@@ -418,8 +419,8 @@ check("12.2", traffic_of)
 # ### How often does a stage gather its parameters?
 #
 # With `reshard_after_forward=True`, which is plain ZeRO 3, a pass gathers a layer's parameters if they are not there,
-# and a forward pass then frees them. In PyTorch's pipeline a backward pass does not. Take a small pipeline with 4
-# stages, 8 micro-batches and 1F1B. How many all-gathers of one layer's parameters does a step have?
+# and a forward pass frees them afterwards. In PyTorch's pipeline a backward pass does not free them. Take a small
+# pipeline with 4 stages, 8 micro-batches and 1F1B. How many all-gathers of one layer's parameters does a step have?
 
 # %% tags=["prediction"]
 predicted = {"first stage": 8 + 1, "last stage": 8 + 1}
@@ -497,7 +498,8 @@ from course_exercises import mine
 check("12.5", mine.script(12))
 
 # %% [markdown]
-# Here it has four layers as wide as GPT-3's. Which of `own.calls` explain each difference?
+# Below, your script is traced with four layers as wide as GPT-3's. Which of `own.calls` explain each difference between
+# plan and script?
 
 # %%
 sizes = {"layers": 4, "width": 12_288, "heads": 96, "kv_heads": 8}
@@ -526,27 +528,26 @@ print(f"most while it was built: {own.building:,} bytes")
 # %% [markdown]
 # ### How long it takes
 #
-# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. For work that goes on
-# at the same time take the maximum, for work that waits for other work the sum, and add the bubble. Here is the
-# arithmetic for the largest model of Megatron-LM ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table
-# 1): 128 layers of width 25,600, a trillion parameters, on 3,072 A100, with t = 8, p = 64, d = 6, batches of 3,072
-# sequences, and full recomputation.
+# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. Of work that goes on at
+# the same time, the longest counts. The times of work that waits for other work add up. At the end comes the bubble.
+# Here is the arithmetic for the largest model of Megatron-LM ([Narayanan et al.
+# 2021](https://arxiv.org/abs/2104.04473), table 1): 128 layers of width 25,600, a trillion parameters, on 3,072 A100,
+# with t = 8, p = 64, d = 6, batches of 3,072 sequences, and full recomputation.
 
 # %%
 trillion = Model(layers=128, width=25_600, heads=160, vocab=51_200, positions=2048)
 megatron = Layout(dp=6, tp=8, pp=64, micro_batches=512, recompute="full")
 a100, h100 = published.A100, published.H100
-print(a100)
 work = estimate.flops(trillion, 2048, megatron.sequences() * 2048, "sc21") / megatron.gpus
 tensor = [c for c in estimate.traffic(trillion, megatron, 2048, 1) if c.group == "tp"]
 on_links = sum(c.sent for c in tensor) / a100.intra_bandwidth
 idle = estimate.bubble("1f1b", 64, 512)
 print(f"at the peak of {a100.peak / 1e12:.0f} TFLOP/s: {work / a100.peak:.0f} s")
-print(f"on the links inside a node: {on_links:.0f} s")
+print(f"on the links inside a node, {a100.intra_bandwidth / 1e9:.0f} GB/s: {on_links:.0f} s")
 print(f"with a bubble of {idle:.2f}: {(work / a100.peak + on_links) / (1 - idle):.0f} s")
 
 # %% [markdown]
-# Is the last time too short or too long, and by how much?
+# Is the last time too short or too long, and by how much? Guess before you run the next cell.
 #
 # No program reaches the peak of a data sheet, or its bandwidth. So `estimate.step_time` has a dozen constants, such
 # as the share of the peak that large matrices reach. `estimate.calibrate` fits them to steps that somebody has
@@ -558,6 +559,7 @@ rows = published.rows("Megatron SC21")
 known = estimate.calibrate(rows, a100)
 time = estimate.step_time(trillion, megatron, 2048, a100, known)
 measured_seconds = work / 163e12  # the paper's table 1: 163 TFLOP/s a GPU, as it counts them
+print("a step of the trillion:")
 print(
     f"estimated: {time.seconds:.0f} s, nine times in ten between {time.low:.0f} and {time.high:.0f} s"
 )
@@ -566,8 +568,8 @@ where_time_goes({"1 T, estimated": time.parts}, "Most of a step of the trillion 
 plt.show()
 
 # %% [markdown]
-# *After the matrices, the bubble and the messages of the tensor ranks take most. What the data ranks send hardly
-# shows.*
+# *The matrices take most of the step. The bubble and the messages of the tensor ranks come next. What the data ranks
+# send hardly shows.*
 #
 # The peak alone gives half of what was measured. With links and bubble, 64 s are still too short by a factor of
 # 1.6. Without measured rows `step_time` uses its defaults, and the interval is five times as wide.
@@ -652,15 +654,14 @@ chosen = {
     "torchtitan 8B": (titan.model, titan.layout, titan.seq, large_memory, None),
 }
 plans = {}
+print("quicker than the published choice:")
 for name, (model, layout, seq, gpus, constants) in chosen.items():
     own = estimate.step_time(model, layout, seq, gpus, constants).seconds
     question = (model, layout.gpus, layout.sequences(), seq, gpus, constants)
     plans[name], refused = estimate.search(*question, keep=10**6)
     faster = sum(plan.time.seconds < 0.999 * own for plan in plans[name])
     more = own / plans[name][0].time.seconds - 1
-    print(
-        f"{name}: {faster} of {len(plans[name])} plans are quicker, the best by {max(more, 0):.0%}"
-    )
+    print(f"{name}: {faster} of {len(plans[name])} plans, the best by {max(more, 0):.0%}")
 
 # %% [markdown]
 # Of some 2,700 plans for 405B at 8k, three are quicker, by no more than the error of the estimate. With long context
@@ -670,8 +671,8 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
 # with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap has one reason: they
 # do not run every forward pass twice.
 #
-# Four runs prove little: a search may agree with them by luck. Use a search to find the ten layouts that are worth an
-# hour on the cluster.
+# Four runs prove little, since a search may agree with them by luck. Use a search to find the ten layouts that are
+# worth an hour on the cluster.
 
 # %% [markdown]
 # ### 12.4 Search (4 points)
@@ -753,11 +754,10 @@ for t in sizes:
     rehearsal = estimate.trace(partial(program, model=deep, seq=seq), layout, rank=0)
     layers = deep.layers // layout.pp * 4  # of four micro-batches in flight
     kept.append(rehearsal.held["activations"] / (layers * seq * deep.width))
+    print(f"{t} tensor ranks: {34 / t:5.2f} bytes a token and column on paper", end=", ")
+    print(f"{kept[-1] * t / 34:.1f} times as much in the trace")
 shared = (kept[0] - kept[2]) / (1 / sizes[0] - 1 / sizes[2])
 whole = kept[0] - shared / sizes[0]
-for t, amount in zip(sizes, kept):
-    print(f"{t} tensor ranks: {34 / t:5.2f} bytes a token and column on paper", end=", ")
-    print(f"{amount * t / 34:.1f} times as much in the trace")
 print(
     f"about {round(shared, -1):.0f} bytes are shared out, and {whole:.0f} are whole on every rank"
 )
@@ -901,7 +901,8 @@ compare(
 # %% [markdown]
 # ## 7. See it: your model, your GPUs
 #
-# This is the search for nodes of eight H100 and batches of four million tokens. Three things to try:
+# The explorer searches for the quickest plan on nodes of eight H100, with batches of four million tokens. Try three
+# things:
 #
 # * 405B on 512 GPUs, with 8k and with 128k of context. How does the plan change, and what limits it?
 # * 70B on 512 GPUs, with a slower and a faster network. Which parts grow, and what does the search change?
@@ -966,8 +967,9 @@ print(f"published: {measured_seconds:.0f} s")
 # 2. A tensor rank sends in every layer, a stage once a micro-batch, a data rank once a step. Give them the links in
 #    this order, the fastest first.
 # 3. Trace the real program. It keeps and gathers what no formula says, and one rank of 16,384 fits on a laptop.
-# 4. Time is a sum of maxima with constants. Calibrate the constants, and state the interval.
-# 5. Look at every stage, and ask of each MFU how it was counted, and of which peak.
+# 4. The time of a step adds up what waits, and takes the longest of what overlaps. Calibrate its constants, and state
+#    the interval.
+# 5. Look at every stage. Ask of each MFU how it was counted, and of which peak it is a share.
 #
 # **Sources**
 #

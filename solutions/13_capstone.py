@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 13. The capstone: your own script, within a budget
 #
-# Your script has grown since chapter 2. Here it does what it was written for: it trains on two hosts, a node is
-# killed, and the rest goes on to the parameters that one process would have reached. All this has to fit into a budget
-# of memory that no copy of the model fits into.
+# Your script has grown since chapter 2. Here it does what it was written for: it trains on two hosts, a node is killed,
+# and the rest goes on to the parameters that one process would have reached. All this has to fit into a budget of
+# memory in which no rank can train a whole copy of the model.
 
 # %% tags=["nbval-ignore-output"]
 import os
@@ -40,7 +40,7 @@ ch13.way()
 plt.show()
 
 # %% [markdown]
-# *One file goes the whole way. Only the last stop is a plan.*
+# *The same file runs at each stop. Only the last stop is a plan.*
 #
 # | the customer asks | in PyTorch |
 # |---|---|
@@ -182,7 +182,7 @@ compare(
 # ### 13.1 A training within the budget (6 points)
 #
 # On four ranks no rank may hold more than 2 P in a step, nor send more than 3.2 (n - 1) / n P on a ring. Plain FSDP
-# sends 3 of these, an all-reduce 2. With fewer ranks only the numbers must be right.
+# sends 3 (n - 1) / n P, and an all-reduce 2 (n - 1) / n P. With fewer ranks only the numbers must be right.
 #
 # The check takes models with widths that are multiples of 12, on one to four ranks, and batches of any size, also of
 # fewer rows than ranks. It prescribes no technique.
@@ -226,8 +226,9 @@ class Training:
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Returns {"model": {name: tensor}, "momentum": {name: tensor}} on every rank.
 
-        The names are those of the model's parameters. Each tensor is whole, on the CPU, and a copy: later
-        steps do not change it. Before the first step the momentum is zeros. Here a rank may hold more than the budget.
+        The names are those of the model's parameters. Each tensor is whole, on the CPU, and a copy:
+        later steps do not change it. Before the first step the momentum is zeros. Here a rank may
+        hold more than the budget.
         """
         ### BEGIN SOLUTION
         state = {"model": {}, "momentum": {}}
@@ -294,9 +295,9 @@ def in_P(model, memory):
 # %% [markdown]
 # ### When half of the ranks are gone
 #
-# A node dies, and of four ranks two go on. The batch of all ranks together stays, or the result would change. Of the
-# model states a rank of two holds twice as much, 1.5 P. **Predict** the factor by which the rest grows: activations,
-# the blocks that are gathered, and their gradients.
+# A node dies, and of four ranks two go on. The global batch stays as large as before, or the result would change. A
+# rank of two holds twice as much of the model states, 1.5 P. **Predict** the factor by which the rest grows:
+# activations, the blocks that are gathered, and their gradients.
 
 # %% tags=["prediction"]
 predicted = {"factor of the rest": 2}
@@ -312,7 +313,7 @@ def held_in_a_step(rank):
 
 
 four, two = (max(launch(held_in_a_step, ranks, timeout=250)) for ranks in (4, 2))
-print(f"four ranks: {four:.1f} P, two ranks: {two:.1f} P")
+print("held at most:", f"four ranks: {four:.1f} P", f"two ranks: {two:.1f} P", sep="\n")
 measured = {"factor of the rest": round((two - 1.5) / (four - 0.75))}
 
 # %%
@@ -328,7 +329,7 @@ compare(
 
 # %% [markdown]
 # Sharding does not touch activations. They are most of what a rank of four holds here, and they double with its share
-# of the batch: what fits before a failure may not fit after it. Two changes make them small, on any number of ranks:
+# of the batch. So what fits before a failure may not fit after it. Two changes make them small, on any number of ranks:
 #
 # * **Micro-batches** (chapter 5). A rank takes its share in parts of at most so many windows, and adds up their
 #   gradients.
@@ -375,8 +376,8 @@ compare(
 )
 
 # %% [markdown]
-# A gradient that has not been reduced is whole. On the way to fewer bytes on the links, every rank gets a copy of P.
-# Within this budget you pay with communication.
+# A gradient that has not been reduced is whole. To send fewer bytes, every rank has to hold a whole set of gradients, 1
+# P. This budget has no room for that, so you reduce in every micro-batch and send more.
 
 # %% [markdown]
 # ### The last line
@@ -430,7 +431,7 @@ compare(
 #
 # * With the new option `--micro-batch 4` no rank computes more than 4 windows at a time. Parameters and log are those
 #   of one rank, whatever the number, also where the parts of a share differ in size.
-# * Of each block the input alone stays until backward.
+# * Of each block, only the input is kept until backward.
 # * From the first line to the last no rank holds more than 2 P. The model is in the folder `checkpoint` of `--out`, in
 #   shards; a `model.pt` is not asked for.
 
@@ -516,13 +517,14 @@ def train(
 ) -> None:
     """Trains until `steps` steps are done, on every rank; a new life goes on where the last one saved.
 
-    An epoch has each row of `images` once, in an order that differs from epoch to epoch and depends on nothing
-    else; a step takes the next `batch` rows of it, the last one of an epoch what is left over. Every rank hands
-    the same global batch to `training.step`. All ranks see `folder`; it may not exist yet. After every `every`
-    steps, and after the last, a checkpoint is written there, and is complete before the next step begins. It
-    holds `training.state_dict()`, which all ranks call together. Killed at any moment, also while it
-    saves, or with its newest file cut or a byte of it changed, it goes on from the newest checkpoint that is whole. It keeps at
-    least two. The last step may come in the middle of an epoch; if all steps are done, none is made.
+    An epoch has each row of `images` once, in an order that differs from epoch to epoch and depends
+    on nothing else; a step takes the next `batch` rows of it, the last one of an epoch what is left
+    over. Every rank hands the same global batch to `training.step`. All ranks see `folder`; it may
+    not exist yet. After every `every` steps, and after the last, a checkpoint is written there, and
+    is complete before the next step begins. It holds `training.state_dict()`, which all ranks call
+    together. Killed at any moment, also while it saves, or with its newest file cut or a byte of it
+    changed, it goes on from the newest checkpoint that is whole. It keeps at least two. The last step
+    may come in the middle of an epoch; if all steps are done, none is made.
     """
     ### BEGIN SOLUTION
     folder, rank = Path(folder), dist.get_rank()
@@ -577,7 +579,7 @@ check("13.2", train)
 # %% [markdown]
 # ## 7. See it: what fits
 #
-# The bars show what a rank holds at the end of backward under each of ZeRO's stages. Two things to try:
+# The bars show what a rank holds at the end of backward under each of ZeRO's stages. Try two things:
 #
 # * 2 ranks. Which stage keeps within the budget?
 # * 16 ranks. Why does ZeRO 1 stay above the budget with any number of them?
@@ -586,15 +588,15 @@ check("13.2", train)
 explore.Explorer(ch13.budget, ranks=(2, 16, 4), width=(12, 120, 36))
 
 # %% [markdown]
-# *At the start: four ranks. ZeRO 2 scatters gradients that were whole before (hatched), unless it does so block by
-# block. Calculated, not measured; activations come on top.*
+# *At the start there are four ranks. ZeRO 2 scatters gradients that were whole before (hatched), unless it does so
+# block by block. Calculated, not measured; activations come on top.*
 
 # %% [markdown]
 # ## 8. On a cluster: your script goes its way
 #
 # What follows runs your script as soon as it has passed 13.4, and the course's own until then. First it runs in one
-# process, for the parameters to compare with, and then under `torchrun` on four ranks of this machine. To save time it
-# reads the first quarter of the text.
+# process, which gives the parameters to compare with. Then it runs under `torchrun` on four ranks of this machine. To
+# save time it reads only the first quarter of the text, and yet the second cell takes up to a minute.
 
 # %%
 import shutil
@@ -716,8 +718,9 @@ def plan(
     The layout has `batch` sequences of `seq` tokens in a step, is legal (`Layout.check`), and its
     fullest rank holds at most 90 % of `hardware.hbm_bytes` (`estimate.memory`). A step takes
     `estimate.step_time`. A checkpoint has 14 bytes a parameter, parameters and optimizer in mixed
-    precision, each written once, at `disk` bytes a second for all ranks together; training waits. A node has `hardware.node` GPUs and fails every
-    `node_days` days on average; the job fails with the first. At least one step.
+    precision, each written once, at `disk` bytes a second for all ranks together; training waits. A
+    node has `hardware.node` GPUs and fails every `node_days` days on average; the job fails with the
+    first. At least one step.
     """
     ### BEGIN SOLUTION
     plans, rejected = estimate.search(model, gpus, batch, seq, hardware, keep=1)
@@ -762,9 +765,10 @@ print(f"{best.time.seconds:.1f} s a step, by the model of chapter 12")
 # ## 9. Remember
 #
 # 1. One process is the measure. Whatever is split has to give its parameters.
-# 2. Memory is a peak over the whole life of a script: its start, each step, each resume, and its last line.
+# 2. The memory that counts is the peak over the whole life of a script: its start, each step, each resume, and its last
+#    line.
 # 3. Sharding divides model states. Activations follow a rank's share of the batch, which grows when ranks are lost.
-# 4. What has not been reduced is whole, and what is gathered is whole on every rank.
+# 4. A gradient that has not been reduced is whole, and a parameter that is gathered is whole on every rank.
 # 5. A row counts as a row of the global batch, whatever share or micro-batch it comes in.
 #
 # **Sources**

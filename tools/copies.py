@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from itertools import groupby
 
 import nbformat
 import predictions
@@ -13,7 +14,7 @@ from source import Cell
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 NBGRADER_SCHEMA = 3
 COMPARES = re.compile(r"^\s*compare\(", re.MULTILINE)  # course_utils.lesson.predictions
-SHOWS = re.compile(r"\b(print|plt\.show)\(")
+ASKS = re.compile(r"\bbefore\s+you\s+run\b")  # of prose
 
 
 def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.NotebookNode:
@@ -22,10 +23,10 @@ def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.Notebook
     The solved copy keeps its solution markers: nbgrader makes its release from it.
     """
     notebook = new_notebook(metadata={"kernelspec": KERNELSPEC})
-    for cell, cell_id, folded in zip(cells, cell_ids(cells), _folded(cells), strict=True):
+    for cell, cell_id, told in zip(cells, cell_ids(cells), _tell(cells), strict=True):
         make = new_code_cell if cell.kind == "code" else new_markdown_cell
         text = cell.source if solved else cell.for_learners()
-        metadata = _metadata(cell) | ({} if solved else folded)
+        metadata = _metadata(cell) | (_folded(cell) if told and not solved else {})
         notebook.cells.append(make(text, id=cell_id, metadata=metadata))
     notebook.metadata["course"] = {"source": source, "cells": digest(notebook.cells)}
     return notebook
@@ -71,21 +72,27 @@ def _metadata(cell: Cell) -> dict:
     return metadata
 
 
-def _folded(cells: list[Cell]) -> Iterator[dict]:
-    """What was measured is folded away until the learner runs the cell, which unfolds it: a number
-    that one has seen cannot be predicted any more. So is what the cells below the table print or
-    draw, up to the next text. Where a cell is a table and nothing else, the list of likely mistakes
-    in it is folded away too."""
-    told = False
-    for cell in cells:
-        table = cell.kind == "code" and bool(COMPARES.search(cell.source))
-        told = cell.kind == "code" and (table or told)
-        hidden = {}
-        if table or (told and SHOWS.search(cell.source)):
-            hidden["outputs_hidden"] = True
-        if table and predictions.only_compares(cell.source):
-            hidden["source_hidden"] = True
-        yield {"jupyter": hidden} if hidden else {}
+def _tell(cells: list[Cell]) -> Iterator[bool]:
+    """Of each cell, whether its output may tell what is to be predicted: of code cells that follow one another,
+    where one is a prediction or its table, or where the prose before them asks for a guess."""
+    asked = False
+    for kind, following in groupby(cells, key=lambda cell: cell.kind):
+        group = list(following)
+        told = kind == "code" and (asked or any(_predicts(cell) for cell in group))
+        asked = ASKS.search(group[-1].source) is not None
+        yield from (told for _ in group)
+
+
+def _predicts(cell: Cell) -> bool:
+    return predictions.TAG in cell.tags or COMPARES.search(cell.source) is not None
+
+
+def _folded(cell: Cell) -> dict:
+    """An output is folded away until the learner runs the cell, which unfolds it: a number that one
+    has seen cannot be predicted any more. Where a cell is a table and nothing else, the list of
+    likely mistakes in it is folded away too."""
+    hidden = {"source_hidden": True} if predictions.only_compares(cell.source) else {}
+    return {"jupyter": {"outputs_hidden": True, **hidden}}
 
 
 def code_of(notebook: nbformat.NotebookNode) -> list[tuple[str, list[str]]]:

@@ -47,12 +47,17 @@ EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
 # So many windows that the last ones of an epoch fill no batch, on 1, 2 and 4 ranks as many, and that neither they nor
 # those held out divide by the ranks.
 _WINDOWS = 47, 49
+_HUGE = 1e6  # what a gradient is after a step, so that one that is not set back shows
 _TORN = 10_000  # bytes of a file at which it is torn: less than what a rank saves, and more than it prints
 
 
 # Of what a script has at any stage.
 SENTENCES = {
     "no-group": "Nothing has called `dist.init_process_group()`, which comes before all that needs the ranks.",
+    "adds-up": "The gradients of a step are still there in the next, and are added to its own. Call "
+    "`optimizer.zero_grad()` once a step, before its first backward pass.",
+    "learns-nothing": "No step of the optimizer has found a gradient. Each needs a `backward` before it, and what "
+    "`set_requires_gradient_sync(False)` holds back has to be let go in the last micro-batch.",
     "refused-options": "Your script refuses the options that it is started with: what it says stands below. Keep those "
     "that it had, and add what this stage asks for.",
     "no-log": "The log is not there, or a line of it is no JSON. Rank 0 writes it, and no other rank.",
@@ -152,6 +157,7 @@ class OnRank:
     stepped: list[Tensor]  # of these the last one before each of its optimizer's steps
     gradient: Tensor  # of all its parameters, before the first of these steps
     synced: list[bool]  # of each forward pass through DDP, whether its gradients travel
+    adds_up: bool  # whether a step's gradients have those of the step before in them
     fresh: bool  # whether its optimizer had no state at the first step, or one of zeros
     parameters: list[
         Tensor
@@ -296,10 +302,15 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in named]
 
 
-def trains_as_before(script: Script, draw: Draw) -> None:
-    """The first requirement of a stage: one rank runs it to the end, in a process group."""
-    ran = script.on(1, draw)
-    expect([rank.groups for rank in ran.ranks], [1], what="groups made", likely={"no-group": [0]})
+def trains_as_before(script: Script, draw: Draw, **options: int) -> None:
+    """The first requirement of a stage: one rank runs it to the end, in a process group, with gradients of its own
+    in each step."""
+    [alone] = script.on(1, draw, **options).ranks
+    expect(alone.groups, 1, what="groups made", likely={"no-group": 0})
+    if not alone.gradient.numel():
+        raise Wrong("learns-nothing", expected="gradients in a step", got="none")
+    if alone.adds_up:
+        raise Wrong("adds-up", expected="the gradients of each step alone", got="a sum over steps")
 
 
 def must_be_whole(ran: Ran, alone: Ran) -> None:
@@ -355,11 +366,15 @@ def _checkpoint(folder: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
 def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
     """In a rank: runs the script, and returns what it has done."""
     optimizers, batches, stepped, fresh, gradients, synced, made = [], [], [], [], [], [], [0]
-    computed, recomputed, phases = [0], [], _Phases(life.metered)
+    computed, recomputed, adding, phases = [0], [], [], _Phases(life.metered)
 
-    def on_first_step(optimizer: Optimizer, *_) -> None:
+    def before_step(optimizer: Optimizer, *_) -> None:
+        if not life.metered:  # in which nothing may be made
+            adding.append(
+                any(_part(each.grad).abs().ge(_HUGE / 2).any() for each in _learning(optimizer))
+            )
         if not fresh and not _of_zeros(optimizer):
-            if not life.metered:  # in which nothing may be kept
+            if not life.metered:
                 of_rank = [_part(each.grad).flatten() for each in _learning(optimizer)]
                 gradients.append(torch.cat([torch.empty(0), *of_rank]))
             states = [value for state in optimizer.state.values() for value in state.values()]
@@ -371,6 +386,8 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
             return
         optimizers.append(optimizer)
         stepped.append(batches[-1])
+        for each in _learning(optimizer):
+            each.grad.fill_(_HUGE)
         phases.end("training")
         if rank == life.struck and len(stepped) == life.after:
             _strike(life.signal)
@@ -395,7 +412,7 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         sync = following.enter_context(_counted(fsdp.FSDPModule, "set_requires_gradient_sync"))
         hook = nn.modules.module.register_module_forward_pre_hook(on_forward)
         following.callback(hook.remove)
-        following.callback(register_optimizer_step_pre_hook(on_first_step).remove)
+        following.callback(register_optimizer_step_pre_hook(before_step).remove)
         following.callback(register_optimizer_step_post_hook(on_step).remove)
         following.enter_context(_noting_forward(synced))
         following.enter_context(phases.meter)
@@ -411,6 +428,7 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         stepped,
         gradients[0] if gradients else torch.empty(0),
         synced,
+        any(adding),
         fresh == [True],
         [_part(parameter) for parameter in held],
         largest=max(made),

@@ -39,6 +39,8 @@ def check(exercise_id: str | float, answer: Any = None) -> None:
     except LookupError as error:
         print(error.args[0])
         return
+    if outcome.status == "failed" and outcome.lines[0].ok:  # what the first hint helps with is done
+        _hints_shown.setdefault(outcome.exercise.id, 1)
     print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
@@ -67,7 +69,8 @@ def examine(exercise_id: str | float, answer: Any, seed: str | None = None) -> O
 
 
 def hint(exercise_id: str | float) -> None:
-    """Prints the next hint of an exercise; a restarted kernel begins with the first again."""
+    """Prints the next hint of an exercise; a restarted kernel begins again, with the first or, where an answer has met
+    the first requirement, with the second."""
     try:
         exercise = catalogue.find(exercise_id)
     except LookupError as error:

@@ -17,6 +17,7 @@ CONTEXTS = {"8k": 8192, "32k": 32_768, "128k": 131_072}
 def factory() -> Figure:
     """Two copies of a line: three sites each, with two buildings on each site, and trucks."""
     figure, ax = plots.canvas(height=3.6)
+    ax.set_title("Trucks are fast inside a site, and slow between sites")
     for line, y in enumerate((2.9, 0.75)):
         for stage in range(3):
             x = 1.4 + 2.95 * stage

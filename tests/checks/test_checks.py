@@ -349,6 +349,7 @@ def test_needs_earlier_leaves_out_what_would_repeat():
 def test_prints_are_shown_only_after_a_failure():
     def noisy(values):
         print("shape", tuple(values.shape))
+        print("a sum")
         return values.sum()
 
     def noisy_and_right(values):
@@ -358,6 +359,7 @@ def test_prints_are_shown_only_after_a_failure():
     lines = shown(mean_exercise(), noisy)
     assert "  your code printed:" in lines
     assert "      shape (5,)" in lines
+    assert lines.count("      a sum") == 1, "though it was printed for each requirement"
     assert shown(mean_exercise(), noisy_and_right) == PASSED
 
 
@@ -597,6 +599,12 @@ def test_hints_come_one_by_one(course, capsys):
     ]
     check("90.1", divides)
     assert capsys.readouterr().out.splitlines()[-1] == "  next: read the last hint again"
+
+
+def test_hints_leave_out_the_first_where_an_answer_has_met_the_first_requirement(course, capsys):
+    check("90.1", lambda values: values.mean())
+    hint("90.1")
+    assert capsys.readouterr().out.splitlines()[-2:] == ["90.1 mean, hint 2 of 3:", "  closer"]
 
 
 def test_a_stored_hint_is_the_same_in_a_fresh_kernel():

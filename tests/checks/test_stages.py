@@ -317,17 +317,8 @@ WRONG |= {
         ('if mesh["tensor"].size() > 1', 'if options.tensor * int(os.environ["WORLD_SIZE"]) > 1')
     ],
     ("12.5", "own-group"): [(META, "    dist.init_process_group()\n" + META)],
+    ("12.5", "adds-up"): [("        optimizer.zero_grad()\n", "")],
     ("12.5", "not-used"): [
-        (
-            USED,
-            META
-            + "        model = Transformer(len(windows.characters), options)\n"
-            + "    if options.tensor > 1:\n"
-            + CUT
-            + SHARD
-            + "    model.to_empty(device=device)\n    initialize(model, options.seed)\n"
-            + OPTIMIZER,
-        ),
         (
             "            loss = step(inputs.to(device), targets.to(device))\n",
             (
@@ -375,7 +366,10 @@ WRONG |= {
         ("        fully_shard(block, mesh=mesh, mp_policy=policy)", "        pass")
     ],
     ("12.5", "not-summed"): [
-        (OPTIMIZER, "    model.set_requires_gradient_sync(False)\n" + OPTIMIZER)
+        (
+            OPTIMIZER,
+            '    model.set_requires_gradient_sync(mesh["data"].size() == 1)\n' + OPTIMIZER,
+        )
     ],
     ("12.5", "averaged-again"): [
         (
@@ -455,6 +449,9 @@ WRONG |= {
                 "        optimizer.step()\n        return loss"
             ),
         )
+    ],
+    ("13.4", "learns-nothing"): [
+        (OPTIMIZER, "    model.set_requires_gradient_sync(False)\n" + OPTIMIZER)
     ],
     ("13.4", "summed-micro-batches"): [(WEIGHT, "")],
     ("13.4", "uneven-micro-batches"): [(WEIGHT, " / -(-len(inputs) // options.micro_batch)")],

@@ -147,3 +147,26 @@ def test_every_chapter_asks_and_its_learners_copy_has_no_answer(chapter):
     assert all(cell.metadata["jupyter"]["outputs_hidden"] for cell in tables)
     solved_text = solved.path.read_text(encoding="utf-8")
     assert "  no prediction" not in solved_text and "outputs_hidden" not in solved_text
+
+
+def test_outputs_up_to_the_next_prose_are_folded_beside_a_prediction_and_after_a_question():
+    cells = [
+        Cell("markdown", "**Predict** it.", 1),
+        Cell("code", "predicted = {'bytes': 8}", 2, tags=[predictions.TAG]),
+        Cell("code", "print(measured)", 3),
+        Cell("markdown", "Now measure.", 4),
+        Cell("code", "print('in between')", 5),
+        Cell("markdown", "And compare.", 6),
+        Cell("code", "compare(predicted, measured)", 7),
+        Cell("code", "plt.show()", 8),
+        Cell("markdown", "What is wrong? Think before\nyou run the cell.", 9),
+        Cell("code", "print('wrong')", 10),
+        Cell("code", "print('all')", 11),
+    ]
+    learners = make_copy(cells, "", solved=False).cells
+    folded = [i for i, cell in enumerate(learners, 1) if "jupyter" in cell.metadata]
+    assert folded == [2, 3, 7, 8, 10, 11]
+    assert all(
+        cell.metadata.jupyter.outputs_hidden for cell in learners if cell.metadata.get("jupyter")
+    )
+    assert not any("jupyter" in cell.metadata for cell in make_copy(cells, "", solved=True).cells)

@@ -2,9 +2,11 @@
 
 from course_exercises.authoring import Exercise
 from course_exercises.chapters.ch05.shared import (
+    AFTER_THE_WARM_UP,
     FEW,
     PAIRS,
     SCHEDULE,
+    WORK,
     Case,
     Judge,
     backwards_in_another_order,
@@ -64,6 +66,8 @@ interleaving = Exercise(
     misconceptions={
         **SCHEDULE,
         **PAIRS,
+        "other-work": f"{WORK}, in each of its chunks, which the third argument of Op numbers from 0 on each rank. "
+        f"{AFTER_THE_WARM_UP}",
         "other-groups": "Rank 0 does not change the chunk after `stages` micro-batches. Then the first of them has "
         "passed all ranks and comes back; before, it is not there, and later, the other ranks wait. Take them in "
         "groups of `stages`, each group through chunk after chunk.",

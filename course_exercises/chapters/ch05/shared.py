@@ -22,7 +22,11 @@ Suspect = Callable[[Schedule, "Case"], bool]
 
 WORK = (
     "Some work is done twice, or never, or does not belong to this step. Every rank runs one F and one B of each "
-    "micro-batch, numbered from 0, in each of its chunks, which the third argument of Op numbers from 0 on each rank."
+    "micro-batch, numbered from 0"
+)
+AFTER_THE_WARM_UP = (
+    "After a warm-up of k forward passes the F of the pairs go on where it ended, their B begin with the first one, and "
+    "k B remain after the last pair."
 )
 SCHEDULE = {
     "not-a-schedule": "A schedule has one list for each rank, and in it an Op for each thing that this rank does, in "
@@ -30,7 +34,7 @@ SCHEDULE = {
     "come.",
     "shared-list": "All ranks share one list, as after `[[]] * stages`: what you append for one rank stands in every "
     "rank's. Make a new list for each.",
-    "other-work": WORK,
+    "other-work": f"{WORK}.",
     "cannot-run": "The schedule cannot run: a rank comes to an op before what it needs can be there, and does not skip "
     "it. F needs the F of the piece of the model before it; B needs the B of the piece after it, and its own F. Put "
     "the op behind what it needs.",
@@ -41,8 +45,7 @@ SCHEDULE = {
     "fill.",
 }
 PAIRS = {
-    "other-work": f"{WORK} After a warm-up of k forward passes the F of the pairs go on where it ended, their B begin "
-    "with the first one, and k B remain after the last pair.",
+    "other-work": f"{WORK}. {AFTER_THE_WARM_UP}",
     "warm-up-short": "Some rank begins its backward passes too early: it lacks a forward pass, or waits in every turn "
     "for a gradient that is still on its way. The first rank waits longest for its first gradient, so it runs the most "
     "forward passes before it: count how many fit in.",

@@ -38,6 +38,8 @@ swapping = Exercise(
         "whole-result": "You return all heads of all tokens. A rank gets its own group of heads only.",
         "tiled": "You deal the heads of k and v out in turns, as `repeat` does. Queries whose heads lie together share a head "
         "of keys, so ranks that lie together do: repeat each head, with `repeat_interleave`.",
+        "repeated": "You return a copy of a head of k and v for each head of q that it serves. A rank gets each of its "
+        "heads of k and v once, and only these travel.",
         "other-heads": "Your ranks have whole heads, but not theirs. Rank r gets the r-th of n groups of heads that lie "
         "together.",
         "pieces-mixed": "You have the right numbers in the wrong places. What rank r is to get is cut out along the heads "
@@ -141,7 +143,8 @@ def _check_results(reports: list[_Swapped], wholes: list[Tensor]) -> None:
     outs = [out for report in reports for out in report.outs]
     for i, name in enumerate("qkv"):
         mixed = {"pieces-mixed": lambda got: same(_sorted(outs), _sorted(*right))}
-        likely = _of_results(2 * wholes[i], ranks) | mixed
+        copied = {"repeated": name != "q" and _repeated(right[i], right[0])}
+        likely = copied | _of_results(2 * wholes[i], ranks) | mixed
         expect([r.outs[i] for r in reports], right[i], each="rank", what=name, likely=likely)
 
 
@@ -163,6 +166,13 @@ def _check_calls(reports: list[_Swapped], limit: int) -> None:
         if report.sent > limit:
             expected, got = f"at most {limit} bytes in a pass", f"{report.sent} bytes"
             raise Wrong("sends-too-much", expected=expected, got=got)
+
+
+def _repeated(right: list[Tensor], q: list[Tensor]) -> list[Tensor] | bool:
+    """A copy of each head for every head of q that it serves, where that is more than one."""
+    times = [own.shape[1] // x.shape[1] for x, own in zip(right, q, strict=True)]
+    copies = [x.repeat_interleave(n, dim=1) for x, n in zip(right, times, strict=True)]
+    return max(times) > 1 and copies
 
 
 def _of_results(x: Tensor, ranks: int) -> dict:

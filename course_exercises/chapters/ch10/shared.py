@@ -13,8 +13,8 @@ from course_utils.comm import private
 
 # What goes wrong with the messages of a ring, forward and backward.
 MESSAGES = {
-    "ranks-wait": "Your ranks wait for each other for ever: some make a call that others never make, or all send before "
-    "anybody receives. Every rank makes the same hops, and starts its send and its receive together.",
+    "ranks-wait": "Your ranks wait for each other for ever: some make a call that others never make, or all receive, or "
+    "all send, before anybody does the other. Every rank makes the same hops, and starts its send and its receive together.",
     "used-early": "You read or write a tensor into which keys are still on their way. Keep two: use the keys that you "
     "have, let the next ones come into another tensor, and change over after `wait()`.",
     "not-beside": "In at least one hop nothing is computed while the keys are under way. Start to pass keys on before "

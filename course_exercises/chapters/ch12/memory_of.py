@@ -56,8 +56,9 @@ holding = Exercise(
         "other-tables": "You count other tables of V W than there are. The first stage has the embedding, the last the output "
         "layer, and no stage between has one. A tied output layer is a copy on another stage, and on the same stage the "
         "same table.",
-        "other-sequences": "You count other sequences than those of the rank's own micro-batch, which has `micro_batch` of them. "
-        "Data-parallel ranks have micro-batches of their own: no dp divides or multiplies activations.",
+        "other-sequences": "You count other sequences than those of the rank's own micro-batch, which has `micro_batch` of them; "
+        "those in flight count the micro-batches. Data-parallel ranks have micro-batches of their own: no dp divides or "
+        "multiplies activations.",
         "in-flight": "You keep another number of micro-batches than are in flight. Under 1F1B stage r of p keeps min(m, p - r): "
         "the first stage the most, the last the one that it works on, and none more than there are.",
         "other-recomputation": "You count what another kind of recomputation keeps, or other bytes: 34 W has the 2 bytes of a "
@@ -110,7 +111,9 @@ def _slips_of_activations(
     right = layer * of_stage
     return {
         "other-unit": in_other_units(right),
-        "other-sequences": [right / layout.dp, right * layout.dp, right / layout.micro_batch],
+        "other-sequences": [
+            right * factor for factor in (1 / layout.dp, layout.dp, 1 / layout.micro_batch, m)
+        ],
         "other-layers": [right * p],
         "not-cut": [right * t, right / t, *([] if full else [each * of_stage for each in uncut])],
         "in-flight": [

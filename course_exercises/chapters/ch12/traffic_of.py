@@ -42,10 +42,12 @@ sending = Exercise(
         "not-the-dict": "Return a dict with the three keys tp, pp and dp, and nothing else.",
         "other-unit": OTHER_UNIT,
         "nothing-to-send": "A group of one rank has nobody to send to: 0.",
-        "factor-2": "You are off by a factor of 2, and several mistakes give that. A number has 2 bytes, a gradient too. A layer "
-        "has two pairs of collectives, around attention and around the MLP, and the backward pass sends as much as the "
-        "forward pass. A stage in the middle sends to both sides, the first and the last to one. An all-reduce has two "
-        "passes, and ZeRO 1 and 2 have both.",
+        "tensor-factor-2": "What you send to tensor ranks is off by a factor of 2. A layer has two pairs of collectives, around "
+        "attention and around the MLP; the backward pass sends as much as the forward pass; a number has 2 bytes.",
+        "stages-factor-2": "What you send to stages is off by a factor of 2. A stage in the middle sends to both sides, the "
+        "first and the last to one; a number has 2 bytes.",
+        "data-factor-2": "What you send to data ranks is off by a factor of 2. An all-reduce has two passes, and ZeRO 1 and 2 "
+        "have both; a gradient has 2 bytes.",
         "other-share": "You count another part of the payload than one rank sends. On a ring a rank sends (n - 1) / n of it in "
         "each pass, and the payload is the larger buffer: s b W numbers. A message between stages goes whole.",
         "not-cut": "You leave whole what a tensor rank has a part of: with sequence parallelism it sends 1 / t of a message "
@@ -98,7 +100,7 @@ def _slips_of_tensor(model: Model, layout: Layout, seq: int) -> dict[str, list[f
         "other-recomputation": [sent(passes=2), sent(passes=3)],
         "other-share": [sent(ring=1), right * layout.tp, right / layout.tp],
         "other-count": [sent(m=1), sent(layers=1), sent(layers=model.layers), sent(b=1)],
-        "factor-2": [right / 2, right * 2],
+        "tensor-factor-2": [right / 2, right * 2],
     }
 
 
@@ -116,7 +118,7 @@ def _slips_of_pipeline(
         "not-cut": [sent(tp=1)],
         "other-count": [sent(m=1), sent(b=1)],
         "other-share": [right * (p - 1) / p],
-        "factor-2": [right / 2, right * 2],
+        "stages-factor-2": [right / 2, right * 2],
     }
 
 
@@ -136,7 +138,7 @@ def _slips_of_data(model: Model, layout: Layout) -> dict[str, list[float]]:
         "other-share": [sent(ring=1), right * d],
         "not-cut": [sent(tp=1)],
         "other-count": [sent(layers=model.layers), sent(layers=1)],
-        "factor-2": [right / 2, right * 2],
+        "data-factor-2": [right / 2, right * 2],
     }
 
 

@@ -13,7 +13,7 @@ from course_utils.launch import RankFailure
 LARGE = 128, 8  # data ranks, and tensor ranks
 # Each dimension of a parameter divides by the ranks that share it.
 SHAPE = {"width": 2048, "heads": 16, "kv_heads": 8, "context": 1024}
-_CALLED = "main has called program"
+_CALLED = "main has called the step"
 
 
 @dataclass
@@ -82,8 +82,8 @@ stage = Stage(
         "is in the mesh: `mesh['data'].size()`, `mesh.get_local_rank('tensor')`.",
         "own-group": "`program` calls `init_process_group`. Who calls it has made the group and the mesh already: leave "
         "both in `main`.",
-        "not-used": "`main` trains without `program`, so a trace shows another program than the one that trains. Let "
-        "`main` call it, and use its step.",
+        "not-used": "`main` trains without `program`, or with a step of its own, so a trace shows another program than the "
+        "one that trains. Let `main` call it, and use its step.",
         "optimizer-first": "The optimizer has none of the parameters that are trained. `fully_shard` puts new ones in "
         "place of the model's: make the optimizer after it.",
         "not-cut": "A rank holds as many times its share as there are tensor ranks. Call `cut` in `program` with "
@@ -155,17 +155,22 @@ def it_is_what_trains(script, draw):
             if _CALLED in str(failure):
                 return
             raise
-    raise Wrong("not-used", expected="a main that calls program", got="one that does not")
+    raise Wrong("not-used", expected="a main that takes program's steps", got="none of them")
 
 
-# A script whose `program` cannot build anything.
+# A script whose `program` has a step that trains nothing.
 _WITHOUT = """
 import runpy
 
-def program(*_, **__):
+def program(*given, **named):
+    model, optimizer, _ = own(*given, **named)
+    return model, optimizer, step
+
+def step(*_, **__):
     raise RuntimeError("{called}")
 
 main = runpy.run_path({path!r}, run_name="train")["main"]
+own = main.__globals__.get("program")
 main.__globals__["program"] = program
 main()
 """

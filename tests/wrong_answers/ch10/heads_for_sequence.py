@@ -170,6 +170,13 @@ def repeats_all_heads(q, k, v):
     return packed(q, *(x.repeat(1, copies, 1, 1) for x in (k, v)))
 
 
+@wrong("10.5", names="repeated")
+def copies_for_each_head_of_q(q, k, v):
+    must_fit(q, k)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    return packed(q, k, v)
+
+
 @wrong("10.5", names="other-heads")
 def deals_heads_out(q, k, v):
     ranks = dist.get_world_size()

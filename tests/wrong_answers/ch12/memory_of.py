@@ -147,6 +147,12 @@ def takes_one_sequence(model, layout, seq, stage):
     return _memory(model, layout, seq, stage, layer=layer)
 
 
+@wrong("12.1", names="other-sequences")
+def takes_all_micro_batches_at_once(model, layout, seq, stage):
+    layer = _layer(model, layout, seq) * layout.micro_batches
+    return _memory(model, layout, seq, stage, layer=layer)
+
+
 @wrong("12.1", names="in-flight")
 def keeps_what_gpipe_keeps(model, layout, seq, stage):
     return _memory(model, layout, seq, stage, flight=layout.micro_batches)

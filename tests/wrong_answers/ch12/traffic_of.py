@@ -72,9 +72,14 @@ def saves_traffic_with_zero(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, dp=1 / layout.dp if layout.zero in (1, 2) else 1)
 
 
-@wrong("12.2", names="factor-2")
+@wrong("12.2", names="tensor-factor-2")
 def counts_forward(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, passes=1)
+
+
+@wrong("12.2", names="stages-factor-2")
+def sends_to_both_sides_everywhere(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, pp=1 if 0 < stage < layout.pp - 1 else 2)
 
 
 @wrong("12.2", names="not-cut")
@@ -104,7 +109,7 @@ def sends_to_itself(model, layout, seq, stage):
     return sent | ({"dp": 2 * weights} if layout.dp == 1 else {})
 
 
-@wrong("12.2", names="factor-2")
+@wrong("12.2", names="data-factor-2")
 def sends_gradients_in_float32(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, dp=1 if layout.zero == 3 else 2)
 
