@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from course_planner import counting
+from course_planner import catalogue, counting
 from course_planner.calibrating import Row
-from course_planner.descriptions import Hardware, Layout, Model
+from course_planner.descriptions import Layout, Model
 
 # The project is installed in place (pip install -e .), so its data lies beside the package.
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "published"
 
-# NVIDIA's data sheets; a node has one network card of 200 (A100) or 400 Gbit/s (H100) for each GPU.
-A100 = Hardware(312e12, 80 * 10**9, 2.0e12, 8, 300e9, 5e-6, 25e9, 1e-5)
-H100 = Hardware(989e12, 80 * 10**9, 3.35e12, 8, 450e9, 5e-6, 50e9, 1e-5)
-GPUS = {"A100": A100, "H100": H100}
+A100, H100 = map(catalogue.hardware_called, ("A100", "H100"))
 HARDWARE = {
     "Megatron SC21": A100,
     "MT-NLG": A100,
@@ -161,27 +158,14 @@ def _zero_bubble() -> Iterator[Row]:
                 yield row(r["model"], r["gpus"], r["m"], b, schedule, rate, ident)
 
 
-def _llama(layers, width, heads, ffn, kv_heads=8, vocab=128256) -> Model:
-    shape = {"kv_heads": kv_heads, "ffn": ffn, "gated": True, "tied": False, "bias": False}
-    return Model(layers, width, heads, vocab, **shape)
-
-
-LLAMA = {
-    "8B": _llama(32, 4096, 32, 14336),
-    "70B": _llama(80, 8192, 64, 28672),
-    "405B": _llama(126, 16384, 128, 53248),
-    "L2-13B": _llama(40, 5120, 40, 13824, kv_heads=40, vocab=32000),
-}
-
-
+LLAMA = {name: catalogue.model_called(name) for name in ("8B", "70B", "405B", "L2-13B")}
 FLOAT8 = 1.4
 
 
 def _torchtitan() -> Iterator[Row]:
     """torchtitan's benchmarks: H100 of 500 W, whose peak is taken to be the usual one.
 
-    A step in Float8 is not twice as quick: casts, attention and norms stay as they were. 1.4 of
-    bfloat16's peak is assumed (its own tables have 1.28 times the tokens). What AC calls selective
+    What AC calls selective
     recomputes every second matrix, or every second layer; it stands as "selective" here. The
     pipelined row has as many micro-batches as stages, which was the default.
     """
@@ -202,7 +186,7 @@ def _torchtitan() -> Iterator[Row]:
         )
         hardware = A100 if "A100" in row["hw"] else H100
         if row.get("precision") == "fp8":
-            hardware = replace(hardware, peak=FLOAT8 * hardware.peak)
+            hardware = replace(hardware, peak=catalogue.FLOAT8 * hardware.peak)
         tokens = row.get("tps_per_gpu") or row["wps_per_gpu"]
         seconds = row["global_batch"] * row["seq"] / row["gpus"] / tokens
         yield Row(LLAMA[row["model"]], layout, row["seq"], seconds, hardware, row["id"])
