@@ -37,7 +37,7 @@ layout:
   key=value, with commas between. dp, tp, pp, cp: ranks that share out the data, the matrices, the
   layers, the sequence. Left out, dp takes what is left, and the others are 1. The rest: ep, zero,
   micro_batch, micro_batches, chunks, schedule (gpipe, 1f1b, interleaved, zb-h1, zb-h2),
-  sequence_parallel, recompute (none, selective, full), reshard, order=tp/cp/dp/pp (innermost first).
+  sequence_parallel, recompute (none, selective, full; plan takes selective), reshard, order=tp/cp/dp/pp (innermost first).
 """
 _RESTRICTED = """\
 --only and --without:

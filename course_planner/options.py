@@ -12,6 +12,7 @@ from course_planner.calibrating import Row
 from course_planner.descriptions import Hardware, Layout, Model, one_of, require, sizes_of
 
 SIZES = ("dp", "tp", "pp", "cp", "ep")
+PLANNED = {"recompute": "selective"}  # of a layout to plan with: what flash attention keeps
 YES_OR_NO = {"true": True, "false": False}
 
 
@@ -34,13 +35,15 @@ def with_precision(hardware: Hardware, name: str, precision: str) -> Hardware:
     return replace(hardware, peak=catalogue.FLOAT8 * hardware.peak)
 
 
-def layout_of(text: str, ranks: int | None = None, batch: int | None = None) -> Layout:
+def layout_of(
+    text: str, ranks: int | None = None, batch: int | None = None, **defaults: Any
+) -> Layout:
     """The Layout that `text` describes, of `ranks` ranks and `batch` sequences in a step, where they are given.
 
     dp, where it is not there, is what the other sizes leave of `ranks`, and micro_batches what dp and
     micro_batch leave of `batch`. ValueError, with a sentence, where they do not fit.
     """
-    values = _record("--layout", text, Layout)
+    values = defaults | _record("--layout", text, Layout)
     if "dp" not in values and ranks is not None:
         others = math.prod(max(values.get(name, 1), 1) for name in ("tp", "pp", "cp"))
         values["dp"] = max(ranks // others, 1)
@@ -105,9 +108,9 @@ def rows_in(path: Path, model: Model, hardware: Hardware) -> list[Row]:
             require(not missing, f"there is no {', no '.join(missing)}")
             row = Row(
                 model_of(line["model"]) if line.get("model") else model,
-                layout_of(line["layout"]),
-                int(_value("", "seq", line["seq"], int)),
-                _value("", "seconds", line["seconds"], float),
+                layout_of(line["layout"], **PLANNED),
+                int(_value("the row", "seq", line["seq"], int)),
+                _value("the row", "seconds", line["seconds"], float),
                 hardware_of(line["hardware"]) if line.get("hardware") else hardware,
             )
             row.layout.check(row.model, row.seq)

@@ -4,7 +4,7 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tqdm import tqdm
@@ -49,7 +49,11 @@ def run(asked: argparse.Namespace) -> None:
     require(
         asked.tokens is None or asked.tokens >= 1, "--tokens are counted: 15e12 for 15 trillion."
     )
-    layout = options.layout_of(asked.layout, asked.gpus, asked.batch) if asked.layout else None
+    layout = (
+        options.layout_of(asked.layout, asked.gpus, asked.batch, **options.PLANNED)
+        if asked.layout
+        else None
+    )
     question = _question(asked, layout)
     if layout is None:
         plans, refused = _searched(asked, question)
@@ -70,7 +74,9 @@ def run(asked: argparse.Namespace) -> None:
         records = {"model": question.model, "hardware": question.hardware}
         write(asked.json, records, **size, plans=rows, refused=refused)
     if not plans:
-        raise ValueError(_nothing(asked, question))
+        sizes = (question.model, question.gpus, question.batch, question.seq, question.hardware)
+        tried = options.allowed(asked.only, asked.without)
+        raise ValueError(nothing_fits(*sizes, asked.hardware, tried))
 
 
 def _question(asked: argparse.Namespace, layout: Layout | None) -> Question:
@@ -111,18 +117,13 @@ def _searched(asked: argparse.Namespace, question: Question) -> tuple[list[Plan]
 
 
 def _print_question(asked: argparse.Namespace, question: Question) -> None:
-    count, active = map(
-        _billions, (counting.parameters, counting.active_parameters), [question.model] * 2
-    )
+    counts = (counting.parameters, counting.active_parameters)
+    count, active = (f"{each(question.model) / 1e9:,.1f} billion" for each in counts)
     visited = f" ({active} of them a token visits)" if question.model.experts else ""
     print(
         f"{count} parameters{visited} on {many(question.gpus, 'GPU')} ({asked.hardware}), "
         f"{many(question.batch, 'sequence')} of {question.seq:,} tokens in a step"
     )
-
-
-def _billions(count, model: Model) -> str:
-    return f"{count(model) / 1e9:,.1f} billion"
 
 
 def _print_plans(question: Question, plans: Sequence[Plan]) -> None:
@@ -161,7 +162,7 @@ def _interval(plan: Plan) -> str:
     return f"{plan.time.seconds:.3g} ({plan.time.low:.3g} to {plan.time.high:.3g})"
 
 
-def _per_gpu(question: Question, rates) -> str:
+def _per_gpu(question: Question, rates: Mapping[str, float | None]) -> str:
     return short(rates["tokens_per_second"] / question.gpus)
 
 
@@ -169,26 +170,30 @@ def _days(days: float) -> str:
     return f"{days:,.1f}"
 
 
-def _nothing(asked: argparse.Namespace, question: Question) -> str:
-    """Why there is no plan: what the leanest layout lacks, and what would help."""
-    size = (question.model, question.gpus, question.batch, question.seq)
-    found = searching.leanest(*size, options.allowed(asked.only, asked.without))
+def nothing_fits(
+    model: Model,
+    gpus: int,
+    batch: int,
+    seq: int,
+    hardware: Hardware,
+    name: str,
+    allowed: Callable[[Layout], bool] = lambda layout: True,
+) -> str:
+    """Why `search` finds no plan on GPUs of this `name`: what the leanest layout lacks, and what would help."""
+    found = searching.leanest(model, gpus, batch, seq, allowed)
     if found is None:
-        return (
-            f"No layout of {many(question.gpus, 'GPU')} is legal: change what was refused above, or "
-            "what --only and --without leave."
-        )
+        return f"No layout of {many(gpus, 'GPU')} is legal: change what was refused, or what is to be tried."
     layout, held = found
-    states, limit = sum(held[kind] for kind in STATES), searching.room(question.hardware)
+    states, limit = sum(held[kind] for kind in STATES), searching.room(hardware)
     told = (
         f"No layout fits. The leanest needs {gib(held['total'])} GiB on its fullest rank, "
         f"{gib(held['total'] - limit)} more than a rank may fill ({gib(limit)} of the "
-        f"{gib(question.hardware.hbm_bytes)} GiB of {asked.hardware}):\n  {described(layout)}\n"
+        f"{gib(hardware.hbm_bytes)} GiB of {name}):\n  {described(layout)}\n"
         f"Its parameters, gradients and optimizer alone need {gib(states)} GiB"
     )
     if states <= limit:
         return f"{told}, the rest are activations: take more GPUs, or a shorter sequence."
-    least = many(math.ceil(states * question.gpus / limit), "GPU")
+    least = many(math.ceil(states * gpus / limit), "GPU")
     return f"{told}, {gib(states - limit)} more than there are: take at least {least}, whatever the batch."
 
 

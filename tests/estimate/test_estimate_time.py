@@ -8,7 +8,16 @@ import psutil
 import pytest
 
 import course_planner as estimate
-from course_planner import Calibration, Hardware, Layout, Model, here, published, timing
+from course_planner import (
+    Calibration,
+    Hardware,
+    Layout,
+    Model,
+    here,
+    published,
+    searching,
+    timing,
+)
 from course_planner.networks import Place, place_of
 from tests.benchmarks import bench_plans
 
@@ -158,7 +167,7 @@ def test_search_gives_legal_plans_that_fit_from_the_quickest():
     for plan in plans:
         plan.layout.check(MODEL, SEQ)
         assert plan.layout.gpus == 8 and plan.layout.sequences() == 32
-        assert plan.memory["total"] <= 0.9 * SMALL.hbm_bytes
+        assert plan.memory["total"] <= searching.room(SMALL)
         assert plan.limit == plan.time.limit
     assert set(rejected) <= set(estimate.REASONS) and min(rejected.values()) > 0
 
@@ -262,7 +271,7 @@ def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):
     """What `search` says that it tries, by `Layout.check`."""
     schedules = [("1f1b", 1), ("zb-h1", 1), *(("interleaved", c) for c in (2, 3, 4, 5, 6, 8))]
     sizes = itertools.product(range(1, gpus + 1), repeat=5)
-    runs = list(itertools.product((1, 2, 4, 8, 16), schedules, ("none", "selective", "full")))
+    runs = list(itertools.product(range(1, batch + 1), schedules, ("none", "selective", "full")))
     for (dp, tp, pp, cp, ep), (micro_batch, (schedule, chunks), recompute) in itertools.product(
         [s for s in sizes if math.prod(s[:4]) == gpus and s[0] * s[3] % s[4] == 0], runs
     ):
@@ -274,7 +283,9 @@ def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):
             continue
         if schedule == "interleaved" and (m % pp or model.layers % pieces not in (0, pieces - 2)):
             continue
-        ways = [(1, True), (3, False), (3, True)] if dp * cp > 1 else [(0, True)]
+        ways = (
+            [(0, True), (1, True), (2, True), (3, False), (3, True)] if dp * cp > 1 else [(0, True)]
+        )
         for zero, reshard in ways:
             if zero == 3 and reshard and pp > 1:
                 continue
@@ -315,6 +326,37 @@ def test_a_plan_may_fill_nine_tenths_of_a_gpu():
         assert (best.layout in [plan.layout for plan in found]) == fits
 
 
+def test_plans_that_differ_are_of_different_splits_as_far_as_there_are_such():
+    def split(plan):
+        return tuple(getattr(plan.layout, name) for name in ("dp", "tp", "pp", "cp", "ep"))
+
+    plans, _ = estimate.search(MODEL, 8, 32, SEQ, SMALL, keep=10**6)
+    shown = searching.differing(plans, 5)
+    assert shown[0] == plans[0] and len(set(map(split, shown))) == 5
+    for plan in shown:
+        assert plan == next(other for other in plans if split(other) == split(plan))
+    alone = [plan for plan in plans if split(plan) == split(plans[0])]
+    ways = [(plan.layout.zero, plan.layout.recompute) for plan in searching.differing(alone, 5)]
+    assert len(set(ways)) == len(ways) == 5
+
+
+def test_a_search_may_be_restricted():
+    plans, _ = estimate.search(
+        MODEL, 8, 32, SEQ, SMALL, keep=10**6, allowed=lambda layout: layout.tp == 2
+    )
+    every, _ = estimate.search(MODEL, 8, 32, SEQ, SMALL, keep=10**6)
+    assert plans == [plan for plan in every if plan.layout.tp == 2] != []
+
+
+def test_the_leanest_layout_needs_no_more_than_any_other():
+    roomy = replace(SMALL, hbm_bytes=10**15)
+    plans, _ = estimate.search(MODEL, 8, 32, SEQ, roomy, keep=10**6)
+    layout, held = searching.leanest(MODEL, 8, 32, SEQ)
+    assert held == searching.fullest(MODEL, layout, SEQ)
+    assert held["total"] == min(plan.memory["total"] for plan in plans)
+    assert searching.leanest(replace(MODEL, layers=1), 2, 1, SEQ + 1) is None
+
+
 def test_what_is_rejected_is_counted():
     """One layer and one sequence on two GPUs: data ranks have too few sequences, stages no layer."""
     tiny = replace(MODEL, layers=1)
@@ -323,7 +365,8 @@ def test_what_is_rejected_is_counted():
     assert rejected == {"batch": 1, "layers": 1}
     full, rejected = estimate.search(tiny, 2, 1, SEQ, replace(SMALL, hbm_bytes=10**6))
     assert full == [] and rejected == {"batch": 1, "layers": 1, "memory": len(plans)}
-    assert estimate.search(tiny, 1, 3, SEQ, SMALL)[1] == {"batch": 1}  # micro-batches of two
+    plans, rejected = estimate.search(tiny, 1, 3, SEQ, SMALL)
+    assert {plan.layout.micro_batch for plan in plans} == {1, 3} and not rejected
 
 
 def test_calibrating_begins_where_it_is_told():
