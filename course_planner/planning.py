@@ -11,13 +11,12 @@ from tqdm import tqdm
 
 from course_planner import counting, options, searching
 from course_planner.calibrating import calibrate
-from course_planner.descriptions import Hardware, Layout, Model, described, require
+from course_planner.descriptions import Hardware, Layout, Model, described, require, whole
 from course_planner.printing import fits, gib, many, print_table, save, short, write
 from course_planner.searching import Plan
 from course_planner.timing import Calibration, step_time
 
 DAY = 86_400
-STATES = ("parameters", "gradients", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Question:
 
 def run(asked: argparse.Namespace) -> None:
     """Answers on stdout, and in the files that are asked for. ValueError where there is no answer."""
+    whole(keep=asked.keep)
     require(
         asked.tokens is None or asked.tokens >= 1, "--tokens are counted: 15e12 for 15 trillion."
     )
@@ -180,21 +180,30 @@ def nothing_fits(
     allowed: Callable[[Layout], bool] = lambda layout: True,
 ) -> str:
     """Why `search` finds no plan on GPUs of this `name`: what the leanest layout lacks, and what would help."""
-    found = searching.leanest(model, gpus, batch, seq, allowed)
-    if found is None:
+    tried = searching.needs(model, gpus, batch, seq, allowed)
+    if not tried:
         return f"No layout of {many(gpus, 'GPU')} is legal: change what was refused, or what is to be tried."
-    layout, held = found
-    states, limit = sum(held[kind] for kind in STATES), searching.room(hardware)
+    held, layout = tried[0]
+    limit = searching.room(hardware)
     told = (
         f"No layout fits. The leanest needs {gib(held['total'])} GiB on its fullest rank, "
         f"{gib(held['total'] - limit)} more than a rank may fill ({gib(limit)} of the "
         f"{gib(hardware.hbm_bytes)} GiB of {name}):\n  {described(layout)}\n"
-        f"Its parameters, gradients and optimizer alone need {gib(states)} GiB"
     )
-    if states <= limit:
-        return f"{told}, the rest are activations: take more GPUs, or a shorter sequence."
-    least = many(math.ceil(states * gpus / limit), "GPU")
-    return f"{told}, {gib(states - limit)} more than there are: take at least {least}, whatever the batch."
+    least = min(map(_states, (each for each, _ in tried)))
+    if least <= limit:
+        return (
+            f"{told}Of these, {gib(_states(held))} GiB are parameters, gradients and optimizer, the rest is "
+            "activations and what is held for a moment: take more GPUs, or a shorter sequence."
+        )
+    return (
+        f"{told}Parameters, gradients and optimizer alone need {gib(least)} GiB, {gib(least - limit)} more "
+        f"than there are: take at least {many(math.ceil(least * gpus / limit), 'GPU')}, whatever the batch."
+    )
+
+
+def _states(held: Mapping[str, int]) -> int:
+    return sum(held[kind] for kind in ("parameters", "gradients", "optimizer"))
 
 
 def _draw(asked: argparse.Namespace, question: Question, plans: Sequence[Plan]) -> None:

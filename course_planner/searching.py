@@ -94,17 +94,17 @@ def differing(plans: Sequence[Plan], keep: int) -> list[Plan]:
     return sorted(chosen[:keep], key=_order)
 
 
-def leanest(
+def needs(
     model: Model,
     gpus: int,
     global_batch: int,
     seq: int,
     allowed: Callable[[Layout], bool] = lambda layout: True,
-) -> tuple[Layout, dict[str, int]] | None:
-    """The layout that needs least memory, and what its fullest rank holds; None if none is legal."""
+) -> list[tuple[dict[str, int], Layout]]:
+    """What the fullest rank of each legal layout holds, whether it fits or not; from the leanest."""
     tried = filter(allowed, _layouts(model, gpus, global_batch, seq, Counter()))
-    found = ((layout, fullest(model, layout, seq)) for layout in tried)
-    return min(found, key=lambda each: each[1]["total"], default=None)
+    found = [(fullest(model, layout, seq), layout) for layout in tried]
+    return sorted(found, key=lambda each: each[0]["total"])
 
 
 def _order(plan: Plan) -> tuple[float, int]:

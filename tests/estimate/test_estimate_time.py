@@ -348,13 +348,14 @@ def test_a_search_may_be_restricted():
     assert plans == [plan for plan in every if plan.layout.tp == 2] != []
 
 
-def test_the_leanest_layout_needs_no_more_than_any_other():
+def test_what_layouts_need_is_told_whether_they_fit_or_not():
     roomy = replace(SMALL, hbm_bytes=10**15)
     plans, _ = estimate.search(MODEL, 8, 32, SEQ, roomy, keep=10**6)
-    layout, held = searching.leanest(MODEL, 8, 32, SEQ)
-    assert held == searching.fullest(MODEL, layout, SEQ)
-    assert held["total"] == min(plan.memory["total"] for plan in plans)
-    assert searching.leanest(replace(MODEL, layers=1), 2, 1, SEQ + 1) is None
+    tried = searching.needs(MODEL, 8, 32, SEQ)
+    assert {layout for _, layout in tried} == {plan.layout for plan in plans}
+    sizes = [held["total"] for held, _ in tried]
+    assert sizes == sorted(plan.memory["total"] for plan in plans)
+    assert searching.needs(replace(MODEL, layers=1), 2, 1, SEQ + 1) == []
 
 
 def test_what_is_rejected_is_counted():
