@@ -40,8 +40,8 @@ _NAMES = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "top_k": ("num_experts_per_tok", "experts_per_token"),
     "positions": ("n_positions",),
-    "shared_experts": ("n_shared_experts", "shared_expert_intermediate_size"),
-    "dense_layers": ("first_k_dense_replace",),
+    "shared": ("n_shared_experts", "shared_expert_intermediate_size"),
+    "dense": ("first_k_dense_replace",),
     "latent_attention": ("kv_lora_rank",),
 }
 _NEEDED = ("layers", "width", "heads", "vocab")

@@ -144,7 +144,9 @@ def _print_plan(asked: argparse.Namespace, question: Question, plan: Plan) -> No
     print("\nits fullest rank holds, in GiB")
     print_table(["kind", "GiB"], [[kind, gib(size)] for kind, size in states.items()], words=1)
     total = plan.memory["total"]
-    print(f"  together {gib(total)} GiB, which {fits(total, question.hardware, asked.hardware)}")
+    print(
+        f"  together {gib(total)} GiB, which {fits(plan.memory, question.hardware, asked.hardware)}"
+    )
     print("\na step takes, in seconds")
     parts = sorted(plan.time.parts.items(), key=lambda part: -part[1])
     share = [[kind, short(part), f"{part / plan.time.seconds:.0%}"] for kind, part in parts]
@@ -187,7 +189,7 @@ def nothing_fits(
     limit = searching.room(hardware)
     told = (
         f"No layout fits. The leanest needs {gib(held['total'])} GiB on its fullest rank, "
-        f"{gib(held['total'] - limit)} more than a rank may fill ({gib(limit)} of the "
+        f"{gib(searching.lacks(held, hardware))} more than a rank may fill ({gib(limit)} of the "
         f"{gib(hardware.hbm_bytes)} GiB of {name}):\n  {described(layout)}\n"
     )
     least = min(map(_states, (each for each, _ in tried)))

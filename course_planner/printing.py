@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from course_planner.descriptions import Hardware
-from course_planner.searching import MARGIN, room
+from course_planner.searching import MARGIN, lacks
 
 
 def gib(size: float) -> str:
@@ -24,13 +24,12 @@ def many(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
 
-def fits(size: float, hardware: Hardware, name: str) -> str:
-    """Whether a rank of `size` bytes fits, and what is missing where it does not."""
-    has = f"{gib(hardware.hbm_bytes)} GiB of {name}"
-    if size <= room(hardware):
+def fits(held: Mapping[str, int], hardware: Hardware, name: str) -> str:
+    """Whether a rank fits, and what is missing where it does not."""
+    has, missing = f"{gib(hardware.hbm_bytes)} GiB of {name}", lacks(held, hardware)
+    if missing <= 0:
         return f"fits in the {has}"
-    missing = gib(size - room(hardware))
-    return f"does not fit: it is {missing} GiB more than {MARGIN:.0%} of the {has}"
+    return f"does not fit: it is {gib(missing)} GiB more than {MARGIN:.0%} of the {has}"
 
 
 def print_table(head: list[str], rows: list[list[str]], words: int) -> None:

@@ -1,7 +1,7 @@
 """The layouts of a model on a cluster, from the quickest."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -62,7 +62,7 @@ def search(
     for layout in filter(allowed, _layouts(model, gpus, global_batch, seq, rejected)):
         progress()
         held = fullest(model, layout, seq)
-        if held["total"] > room(hardware):
+        if lacks(held, hardware) > 0:
             rejected["memory"] += 1
             continue
         time = step_time(model, layout, seq, hardware, calibration)
@@ -78,8 +78,13 @@ def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
 
 
 def room(hardware: Hardware) -> float:
-    """The bytes of a GPU's memory that a rank may fill: what fits is at most this."""
+    """The bytes of a GPU's memory that a rank may fill."""
     return MARGIN * hardware.hbm_bytes
+
+
+def lacks(held: Mapping[str, int], hardware: Hardware) -> float:
+    """By how many bytes a rank is too large for its GPU: what is at most 0 fits."""
+    return held["total"] - room(hardware)
 
 
 def differing(plans: Sequence[Plan], keep: int) -> list[Plan]:
