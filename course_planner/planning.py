@@ -1,10 +1,9 @@
 """The answer of python -m course_utils plan: the quickest layouts that fit, or one's own layout."""
 
 import argparse
-import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tqdm import tqdm
@@ -12,7 +11,16 @@ from tqdm import tqdm
 from course_planner import counting, options, searching
 from course_planner.calibrating import calibrate
 from course_planner.descriptions import Hardware, Layout, Model, described, require, whole
-from course_planner.printing import fits, gib, many, print_table, save, short, write
+from course_planner.printing import (
+    fits,
+    gib,
+    many,
+    nothing_fits,
+    print_table,
+    save,
+    short,
+    write,
+)
 from course_planner.searching import Plan
 from course_planner.timing import Calibration, step_time
 
@@ -170,42 +178,6 @@ def _per_gpu(question: Question, rates: Mapping[str, float | None]) -> str:
 
 def _days(days: float) -> str:
     return f"{days:,.1f}"
-
-
-def nothing_fits(
-    model: Model,
-    gpus: int,
-    batch: int,
-    seq: int,
-    hardware: Hardware,
-    name: str,
-    allowed: Callable[[Layout], bool] = lambda layout: True,
-) -> str:
-    """Why `search` finds no plan on GPUs of this `name`: what the leanest layout lacks, and what would help."""
-    tried = searching.needs(model, gpus, batch, seq, allowed)
-    if not tried:
-        return f"No layout of {many(gpus, 'GPU')} is legal: change what was refused, or what is to be tried."
-    held, layout = tried[0]
-    limit = searching.room(hardware)
-    told = (
-        f"No layout fits. The leanest needs {gib(held['total'])} GiB on its fullest rank, "
-        f"{gib(searching.lacks(held, hardware))} more than a rank may fill ({gib(limit)} of the "
-        f"{gib(hardware.hbm_bytes)} GiB of {name}):\n  {described(layout)}\n"
-    )
-    least = min(map(_states, (each for each, _ in tried)))
-    if least <= limit:
-        return (
-            f"{told}Of these, {gib(_states(held))} GiB are parameters, gradients and optimizer, the rest is "
-            "activations and what is held for a moment: take more GPUs, or a shorter sequence."
-        )
-    return (
-        f"{told}Parameters, gradients and optimizer alone need {gib(least)} GiB, {gib(least - limit)} more "
-        f"than there are: take at least {many(math.ceil(least * gpus / limit), 'GPU')}, whatever the batch."
-    )
-
-
-def _states(held: Mapping[str, int]) -> int:
-    return sum(held[kind] for kind in ("parameters", "gradients", "optimizer"))
 
 
 def _draw(asked: argparse.Namespace, question: Question, plans: Sequence[Plan]) -> None:

@@ -1,12 +1,13 @@
 """What both commands print and write: numbers, tables, files."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from course_planner.descriptions import Hardware
-from course_planner.searching import MARGIN, lacks
+from course_planner.descriptions import Hardware, Layout, Model, described
+from course_planner.searching import MARGIN, lacks, needs, room
 
 
 def gib(size: float) -> str:
@@ -30,6 +31,42 @@ def fits(held: Mapping[str, int], hardware: Hardware, name: str) -> str:
     if missing <= 0:
         return f"fits in the {has}"
     return f"does not fit: it is {gib(missing)} GiB more than {MARGIN:.0%} of the {has}"
+
+
+def nothing_fits(
+    model: Model,
+    gpus: int,
+    batch: int,
+    seq: int,
+    hardware: Hardware,
+    name: str,
+    allowed: Callable[[Layout], bool] = lambda layout: True,
+) -> str:
+    """Why `search` finds no plan on GPUs of this `name`: what the leanest layout lacks, and what would help."""
+    tried = needs(model, gpus, batch, seq, allowed)
+    if not tried:
+        return f"No layout of {many(gpus, 'GPU')} is legal: change what was refused, or what is to be tried."
+    held, layout = tried[0]
+    limit = room(hardware)
+    told = (
+        f"No layout fits. The leanest needs {gib(held['total'])} GiB on its fullest rank, "
+        f"{gib(lacks(held, hardware))} more than a rank may fill ({gib(limit)} of the "
+        f"{gib(hardware.hbm_bytes)} GiB of {name}):\n  {described(layout)}\n"
+    )
+    least = min(map(_states, (each for each, _ in tried)))
+    if least <= limit:
+        return (
+            f"{told}Of these, {gib(_states(held))} GiB are parameters, gradients and optimizer, the rest is "
+            "activations and what is held for a moment: take more GPUs, or a shorter sequence."
+        )
+    return (
+        f"{told}Parameters, gradients and optimizer alone need {gib(least)} GiB, {gib(least - limit)} more "
+        f"than there are: take at least {many(math.ceil(least * gpus / limit), 'GPU')}, whatever the batch."
+    )
+
+
+def _states(held: Mapping[str, int]) -> int:
+    return sum(held[kind] for kind in ("parameters", "gradients", "optimizer"))
 
 
 def print_table(head: list[str], rows: list[list[str]], words: int) -> None:

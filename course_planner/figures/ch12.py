@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 import course_planner as estimate
 from course_planner import published
 from course_planner.figures import plans
-from course_planner.planning import nothing_fits
+from course_planner.printing import nothing_fits
 from course_utils import plots
 
 TOKENS = 4_194_304  # of a batch of the explorer
