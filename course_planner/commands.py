@@ -28,9 +28,9 @@ between the two numbers in brackets. Calculated, with constants of a cluster tha
 --calibrate takes what yours has reached.
 
 With --layout it answers for that layout, also where it does not fit. Without, it tries all sizes of
-groups, micro-batches and ZeRO stages, recomputation, 1F1B, interleaving and ZB-H1, and shows the
-quickest that fit, one for each split among the ranks. Not tried: ZB-H2 and GPipe, hybrid sharding
-(HSDP), offloading, tensor ranks without sequence parallelism.
+groups and micro-batches, ZeRO 0 to 3 (behind a pipeline 1 and 3), recomputation, 1F1B, interleaving and
+ZB-H1, and shows the quickest that fit, one for each split among the ranks. Not tried: ZB-H2 and GPipe,
+hybrid sharding (HSDP), offloading, tensor ranks without sequence parallelism.
 """
 _LAYOUT = """\
 layout:

@@ -34,9 +34,11 @@ def one_of(name: str, value: object, allowed) -> None:
 
 def rate(name: str, number: float, unit: str) -> None:
     """Raises ValueError for a rate or a size that is far too small for its unit: one in giga."""
+    power, prefix = ("e12", "T") if unit == "FLOP/s" else ("e9", "G")
     require(
         number >= 1e6,
-        f"{name} is in {unit}, and {number!r} is too little: write 450e9 for 450 G{unit}.",
+        f"{name} is in {unit}, and {number!r} is too little: write {number:g}{power} for {number:g} "
+        f"{prefix}{unit}.",
     )
 
 

@@ -125,13 +125,19 @@ def _searched(asked: argparse.Namespace, question: Question) -> tuple[list[Plan]
 
 
 def _print_question(asked: argparse.Namespace, question: Question) -> None:
-    counts = (counting.parameters, counting.active_parameters)
-    count, active = (f"{each(question.model) / 1e9:,.1f} billion" for each in counts)
-    visited = f" ({active} of them a token visits)" if question.model.experts else ""
+    visited = ""
+    if question.model.experts:
+        visited = (
+            f", of which a token visits {_millions(counting.active_parameters(question.model))},"
+        )
     print(
-        f"{count} parameters{visited} on {many(question.gpus, 'GPU')} ({asked.hardware}), "
+        f"{_millions(counting.parameters(question.model))} parameters{visited} on {many(question.gpus, 'GPU')} ({asked.hardware}), "
         f"{many(question.batch, 'sequence')} of {question.seq:,} tokens in a step"
     )
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:,.1f} billion" if count >= 1e9 else f"{count / 1e6:,.1f} million"
 
 
 def _print_plans(question: Question, plans: Sequence[Plan]) -> None:

@@ -52,8 +52,8 @@ def search(
     """The `keep` quickest layouts, and how many were rejected for which of REASONS.
 
     global_batch: sequences in a step. Tried are all sizes of groups that multiply to `gpus`, all
-    micro-batches, every stage of ZeRO, every schedule that a framework has, and every recomputation,
-    of which `allowed` may leave some out. Tensor groups may leave the node: the network's time speaks
+    micro-batches, the stages of ZeRO (`_shardings`), every schedule that a framework has, and every
+    recomputation, of which `allowed` may leave some out. Tensor groups may leave the node: the network's time speaks
     against it. `progress` is called for each layout that is legal.
     """
     whole(gpus=gpus, global_batch=global_batch, seq=seq, keep=keep)
@@ -195,8 +195,11 @@ def _schedules(
 def _shardings(split: Layout) -> list[tuple[int, bool]]:
     """ZeRO's stage, and whether parameters are given up after a forward pass.
 
-    Behind a pipeline they are not: each micro-batch would gather them again.
+    Behind a pipeline they are not: each micro-batch would gather them again. Nor does stage 2 save
+    anything there, whose gradients are whole until the last micro-batch; and stage 1 sends as much as 0.
     """
     if split.shards == 1:
         return [(0, True)]
-    return [(0, True), (1, True), (2, True), (3, False)] + [(3, True)] * (split.pp == 1)
+    if split.pp > 1:
+        return [(1, True), (3, False)]
+    return [(0, True), (1, True), (2, True), (3, False), (3, True)]

@@ -283,12 +283,10 @@ def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):
             continue
         if schedule == "interleaved" and (m % pp or model.layers % pieces not in (0, pieces - 2)):
             continue
-        ways = (
-            [(0, True), (1, True), (2, True), (3, False), (3, True)] if dp * cp > 1 else [(0, True)]
-        )
+        ways = [(1, True), (3, False)] if dp * cp > 1 else [(0, True)]
+        if pp == 1 < dp * cp:
+            ways += [(0, True), (2, True), (3, True)]
         for zero, reshard in ways:
-            if zero == 3 and reshard and pp > 1:
-                continue
             shape = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "chunks": chunks}
             how = {"schedule": schedule, "recompute": recompute, "zero": zero, "reshard": reshard}
             layout = Layout(**shape, **how, micro_batch=micro_batch, micro_batches=m)
