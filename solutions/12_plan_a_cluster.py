@@ -630,8 +630,8 @@ check("12.3", step_time_of)
 # %% [markdown]
 # ### Four published choices
 #
-# `estimate.search` gets a model, GPUs and a batch. It tries all sizes that multiply to the number of GPUs, all
-# schedules, recomputations and micro-batches, and sorts the legal ones by seconds. Does it find what people chose?
+# `estimate.search` gets a model, GPUs and a batch. It tries all sizes that multiply to the number of GPUs, with
+# schedules, ZeRO, recomputations and micro-batches, and sorts the legal ones by seconds. Does it find what people chose?
 #
 # * Megatron's trillion, as above.
 # * Llama 3 405B ([Llama team 2024](https://arxiv.org/abs/2407.21783), table 4): 8,192 H100 with 8,192 tokens of
@@ -905,7 +905,7 @@ compare(
 #
 # * 405B on 512 GPUs, with 8k and with 128k of context. How does the plan change, and what limits it?
 # * 70B on 512 GPUs, with a slower and a faster network. Which parts grow, and what does the search change?
-# * 70B on 8 GPUs. What is refused, and why?
+# * 70B on 8 GPUs. What is missing?
 
 # %%
 Explorer(
@@ -917,15 +917,16 @@ Explorer(
 )
 
 # %% [markdown]
-# *At the start: 8B on 8 GPUs. Above, the fullest rank against the 80 GB; below, the seconds of a step by what they
-# are spent on. "Temporary" is what is held for a moment, like gathered parameters, or outside the layers, like the
-# logits. All of it is calculated, not measured.*
+# *At the start: 8B on 8 GPUs. Above, the fullest rank against the 79 GiB that there are; below, the seconds of a step by
+# what they are spent on. "Temporary" is what is held for a moment, like gathered parameters, or outside the layers, like
+# the logits. All is calculated, not measured.*
 #
-# Both halves of this chapter are commands too: `trace` for a file with a function `program(mesh, layout)`, and `plan`.
+# Both halves of this chapter are commands too: `trace` for a file with a function `program(mesh, layout)`, and `plan`,
+# which searches where you give no layout.
 #
 # ```
 # python -m course_utils trace my_program.py --ranks 16384 --layout tp=8,pp=16,dp=128
-# python -m course_utils plan --model 70B --gpus 512 --seq 8192 --batch 512 --hardware H100
+# python -m course_utils plan --model 70B --gpus 512 --seq 8192 --batch 512 --layout tp=8,pp=8
 # ```
 
 # %% [markdown]
