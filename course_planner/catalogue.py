@@ -131,13 +131,15 @@ def from_config(config: Mapping, name: str) -> Model:
 
 def _read(path: Path) -> Mapping:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
             f"There is no file {path}; --model takes the path of a config.json."
         ) from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}.") from None
+    require(isinstance(config, dict), f"{path} holds no model: a config.json is an object.")
+    return config
 
 
 def _plain(name: str) -> str:

@@ -70,9 +70,8 @@ def allowed(only: str, without: str) -> Callable[[Layout], bool]:
     these, those = _values("--only", only), _values("--without", without)
 
     def leaves(layout: Layout) -> bool:
-        return all(named(getattr(layout, key)) for key, named in these.items()) and not any(
-            named(getattr(layout, key)) for key, named in those.items()
-        )
+        inside = all(named(getattr(layout, key)) for key, named in these.items())
+        return inside and not any(named(getattr(layout, key)) for key, named in those.items())
 
     return leaves
 
@@ -81,14 +80,13 @@ def _values(option: str, text: str) -> dict[str, Callable[[Any], bool]]:
     """For each field of a Layout that `text` names, whether a value is among those given."""
     found: dict[str, Callable[[Any], bool]] = {}
     for word in filter(None, map(str.strip, text.split(","))):
+        key, _, values = word.partition("=")
+        require(key not in found, f"{option} has {key} twice: write {key}=1/2 for either.")
         if word in SIZES:
-            found[word] = (1).__lt__
-            continue
-        values = {}
-        for value in word.partition("=")[2].split("/") or [""]:
-            values |= {value: _record(option, f"{word.partition('=')[0]}={value}", Layout)}
-        (key,) = next(iter(values.values()))
-        found[key] = [record[key] for record in values.values()].__contains__
+            found[key] = (1).__lt__
+        else:
+            each = [_record(option, f"{key}={value}", Layout) for value in values.split("/")]
+            found[key] = [record[key] for record in each].__contains__
     return found
 
 
@@ -97,10 +95,8 @@ def rows_in(path: Path, model: Model, hardware: Hardware) -> list[Row]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}): --calibrate takes a CSV file."
-        ) from error
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}.") from error
     rows = []
     for number, line in enumerate(lines, 2):
         try:

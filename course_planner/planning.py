@@ -53,27 +53,19 @@ class Question:
 
 def run(asked: argparse.Namespace) -> None:
     """Answers on stdout, and in the files that are asked for. ValueError where there is no answer."""
-    whole(keep=asked.keep)
-    require(
-        asked.tokens is None or asked.tokens >= 1, "--tokens are counted: 15e12 for 15 trillion."
-    )
-    layout = (
-        options.layout_of(asked.layout, asked.gpus, asked.batch, **options.PLANNED)
-        if asked.layout
-        else None
-    )
+    layout = _layout(asked)
     question = _question(asked, layout)
-    if layout is None:
-        plans, refused = _searched(asked, question)
-    else:
+    if layout:
         plans, refused = [_plan_of(question, layout)], Counter()
-    _print_question(asked, question)
-    if layout is None:
-        _print_plans(question, plans)
-        for why, number in refused.most_common():
-            print(f"refused {number:,}: {searching.REASONS[why]}")
     else:
+        plans, refused = _searched(asked, question)
+    _print_question(asked, question)
+    if layout:
         _print_plan(asked, question, plans[0])
+    else:
+        _print_plans(question, plans)
+    for why, number in refused.most_common():
+        print(f"refused {number:,}: {searching.REASONS[why]}")
     if plans and asked.picture:
         _draw(asked, question, plans)
     if asked.json:
@@ -85,6 +77,18 @@ def run(asked: argparse.Namespace) -> None:
         sizes = (question.model, question.gpus, question.batch, question.seq, question.hardware)
         tried = options.allowed(asked.only, asked.without)
         raise ValueError(nothing_fits(*sizes, asked.hardware, tried))
+
+
+def _layout(asked: argparse.Namespace) -> Layout | None:
+    """One's own, if there is one. Raises ValueError for options that are none."""
+    whole(keep=asked.keep)
+    counted = asked.tokens is None or asked.tokens >= 1
+    require(counted, "--tokens are counted: 15e12 for 15 trillion.")
+    if not asked.layout:
+        return None
+    searched = asked.only or asked.without
+    require(not searched, "--only and --without are for a search: leave them out, or --layout.")
+    return options.layout_of(asked.layout, asked.gpus, asked.batch, **options.PLANNED)
 
 
 def _question(asked: argparse.Namespace, layout: Layout | None) -> Question:
@@ -125,13 +129,12 @@ def _searched(asked: argparse.Namespace, question: Question) -> tuple[list[Plan]
 
 
 def _print_question(asked: argparse.Namespace, question: Question) -> None:
-    visited = ""
-    if question.model.experts:
-        visited = (
-            f", of which a token visits {_millions(counting.active_parameters(question.model))},"
-        )
+    model = question.model
+    print(f"{_millions(counting.parameters(model))} parameters", end="")
+    if model.experts:
+        print(f", of which a token visits {_millions(counting.active_parameters(model))},", end="")
     print(
-        f"{_millions(counting.parameters(question.model))} parameters{visited} on {many(question.gpus, 'GPU')} ({asked.hardware}), "
+        f" on {many(question.gpus, 'GPU')} ({asked.hardware}), "
         f"{many(question.batch, 'sequence')} of {question.seq:,} tokens in a step"
     )
 

@@ -133,6 +133,7 @@ def test_a_config_of_hugging_face_is_a_model(kind, tmp_path):
     ("text", "sentence"),
     [
         ("{", "config.json cannot be read as JSON"),
+        ("[]", "config.json holds no model: a config.json is an object."),
         ("{}", "has no num_hidden_layers or n_layer or n_layers, no hidden_size or"),
         (
             json.dumps(CONFIGS["llama"][0] | {"kv_lora_rank": 512}),

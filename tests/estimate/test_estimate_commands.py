@@ -352,7 +352,9 @@ def test_a_row_that_is_none_gets_a_sentence(text, sentence, tmp_path, capsys):
             "a100 computes nothing in fp8: leave --precision out.",
         ),
         (["--model", MODEL, "--tokens", "0.5"], "--tokens are counted: 15e12 for 15 trillion."),
-        (["--model", MODEL, "--calibrate", "none.csv"], "none.csv cannot be read (No such file"),
+        (["--model", MODEL, "--calibrate", "none.csv"], "none.csv cannot be read as CSV: [Errno 2]"),
+        (["--model", MODEL, "--only", "tp=2,tp=4"], "--only has tp twice: write tp=1/2 for either."),
+        (["--model", MODEL, "--layout", "dp=8", "--only", "tp"], "are for a search: leave them out"),
     ],
 )  # fmt: skip
 def test_a_question_without_an_answer_gets_a_sentence(arguments, sentence, capsys):
