@@ -46,7 +46,7 @@ def _noted(rank: int, traces: Mapping[int, Trace]) -> Iterator[NotedCall]:
     rows = zip(trace.record.calls, trace.groups, trace.lines, strict=True)
     for number, (call, group, line) in enumerate(rows):
         members = tuple(sorted(set(call.ranks) & traces.keys()))
-        if len(members) < 2 or (call.op in ("send", "recv") and len(members) < len(call.ranks)):
+        if len(members) < 2:
             continue
         sizes = None if call.op in FREE else ((call.dtype, (call.elements,)),)
         where = Frame(*line) if line and is_own(line[0]) else None

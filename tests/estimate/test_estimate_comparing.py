@@ -72,15 +72,15 @@ def test_ranks_that_meet_are_not(ranks):
 
 
 @pytest.mark.parametrize("name", ["data x tensor", "data x interleaved stages"])
-def test_a_right_program_is_beside_its_plan(name):
+def test_a_right_program_is_beside_its_plan(name, monkeypatch):
+    monkeypatch.setattr(comparing, "HAIR", 0.05)  # the loss and the norms of so small a model
     model, layout = LAYOUTS[name]
     program = partial(decoder, model=model, seq=SEQ, dtype=torch.bfloat16)
     traces = {rank: estimate.trace(program, layout, rank) for rank in (0, 1, layout.gpus - 1)}
     assert comparing.mismatch(traces) is None
     for rank, trace in traces.items():
         stage = rank * layout.pp // layout.gpus  # stages are outermost
-        found = comparing.unplanned(trace, model, layout, SEQ, stage)
-        assert {key[:2] for key in found} <= {("tp", "all_reduce")}  # the loss's and the norms'
+        assert comparing.unplanned(trace, model, layout, SEQ, stage) == {}
 
 
 def test_a_reduction_that_every_rank_forgets_is_missing_beside_the_plan():
