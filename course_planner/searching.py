@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, telling, whole
-from course_planner.memory import held_by
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, whole
+from course_planner.memory import fits, fullest
 from course_planner.timing import Calibration, StepTime, step_time
 
-MARGIN = 0.9  # of a GPU's memory; the rest is for the allocator's fragments and the libraries
 LARGEST_MICRO_BATCH = 16
 LONG_ENOUGH = 4096  # tokens that a context rank keeps at least
 CHUNKS = (2, 3, 4, 5, 6, 8)
@@ -21,7 +20,7 @@ REASONS = {
     "experts": "The experts cannot be shared out among the expert ranks.",
     "batch": "The global batch is no multiple of the data ranks times the micro-batch.",
     "interleaving": "Interleaving needs a multiple of the stages as number of micro-batches.",
-    "memory": f"It needs more than {MARGIN:.0%} of a GPU's memory.",
+    "memory": "Its tensors need more than a GPU's memory.",
 }
 
 
@@ -61,19 +60,13 @@ def search(
     for layout in _layouts(model, gpus, global_batch, seq, rejected):
         progress()
         held = fullest(model, layout, seq)
-        if held["total"] > MARGIN * hardware.hbm_bytes:
+        if not fits(held, hardware):
             rejected["memory"] += 1
             continue
         time = step_time(model, layout, seq, hardware, calibration)
         plans.append(Plan(layout, time, held))
     plans.sort(key=lambda plan: (plan.time.seconds, plan.memory["total"]))
     return plans[:keep], rejected
-
-
-def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
-    """The memory of the stage that needs most."""
-    stages = telling(layout.stages(model, seq))
-    return max((held_by(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
 
 
 def _divisors(number: int) -> list[int]:
