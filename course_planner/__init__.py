@@ -11,7 +11,7 @@ from course_planner.calibrating import Row, calibrate
 from course_planner.collectives import collective_time
 from course_planner.counting import flops, parameters
 from course_planner.descriptions import Hardware, Layout, Model, described
-from course_planner.memory import activations_per_layer, memory, model_states
+from course_planner.memory import activations_per_layer, fits, memory, model_states
 from course_planner.pipelining import bubble
 from course_planner.searching import REASONS, Plan, search
 from course_planner.timing import Calibration, StepTime, step_time
@@ -35,6 +35,7 @@ __all__ = [
     "calibrate",
     "collective_time",
     "described",
+    "fits",
     "flops",
     "memory",
     "mesh_of",

@@ -11,8 +11,9 @@ from tqdm import tqdm
 from course_planner import counting, options, searching
 from course_planner.calibrating import calibrate
 from course_planner.descriptions import Hardware, Layout, Model, described, require, whole
+from course_planner.memory import fullest, tensors
 from course_planner.printing import (
-    fits,
+    fitting,
     gib,
     many,
     nothing_fits,
@@ -106,7 +107,7 @@ def _question(asked: argparse.Namespace, layout: Layout | None) -> Question:
 def _plan_of(question: Question, layout: Layout) -> Plan:
     sizes = (question.model, layout, question.seq)
     time = step_time(*sizes, question.hardware, question.calibration)
-    return Plan(layout, time, searching.fullest(*sizes))
+    return Plan(layout, time, fullest(*sizes))
 
 
 def _searched(asked: argparse.Namespace, question: Question) -> tuple[list[Plan], Counter[str]]:
@@ -149,20 +150,22 @@ def _print_plans(question: Question, plans: Sequence[Plan]) -> None:
         rates = question.rates(plan)
         days = [_days(rates["days"])] if question.tokens else []
         row = [plan.limit, _interval(plan), _per_gpu(question, rates), f"{rates['mfu']:.0%}", *days]
-        rows.append([*row, gib(plan.memory["total"]), described(plan.layout)])
+        rows.append([*row, gib(tensors(plan.memory)), described(plan.layout)])
     head = ["most of it", "seconds a step", "tokens/s of a GPU", "MFU"]
     if rows:
         print_table([*head, *["days"] * bool(question.tokens), "GiB", "layout"], rows, words=1)
 
 
 def _print_plan(asked: argparse.Namespace, question: Question, plan: Plan) -> None:
-    rates, states = question.rates(plan), {k: v for k, v in plan.memory.items() if k != "total"}
+    rates, held = question.rates(plan), dict(plan.memory)
+    total, spare = tensors(held), held.pop("allocator")
+    del held["total"]
     print(described(plan.layout))
     print("\nits fullest rank holds, in GiB")
-    print_table(["kind", "GiB"], [[kind, gib(size)] for kind, size in states.items()], words=1)
-    total = plan.memory["total"]
+    print_table(["kind", "GiB"], [[kind, gib(size)] for kind, size in held.items()], words=1)
     print(
-        f"  together {gib(total)} GiB, which {fits(plan.memory, question.hardware, asked.hardware)}"
+        f"  together {gib(total)} GiB, which {fitting(plan.memory, question.hardware, asked.hardware)}; "
+        f"the allocator takes {gib(spare)} more where there is room"
     )
     print("\na step takes, in seconds")
     parts = sorted(plan.time.parts.items(), key=lambda part: -part[1])
@@ -194,7 +197,7 @@ def _draw(asked: argparse.Namespace, question: Question, plans: Sequence[Plan]) 
 
     best = plans[0]
     figure = fit_and_time(
-        {f"plan {place}": plan.memory for place, plan in enumerate(plans, 1)},
+        {f"plan {place}": plan.memory | {"allocator": 0} for place, plan in enumerate(plans, 1)},
         {f"plan {place}": plan.time.parts for place, plan in enumerate(plans, 1)},
         question.hardware.hbm_bytes,
         f"seconds of a step of {question.batch} sequences; most of plan 1: {best.limit}",

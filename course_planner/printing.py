@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from course_planner.descriptions import Hardware, Layout, Model, described
-from course_planner.searching import MARGIN, lacks, needs, room
+from course_planner.memory import tensors
+from course_planner.searching import needs
 
 
 def gib(size: float) -> str:
@@ -25,12 +26,12 @@ def many(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
 
-def fits(held: Mapping[str, int], hardware: Hardware, name: str) -> str:
+def fitting(held: Mapping[str, int], hardware: Hardware, name: str) -> str:
     """Whether a rank fits, and what is missing where it does not."""
-    has, missing = f"{gib(hardware.hbm_bytes)} GiB of {name}", lacks(held, hardware)
+    has, missing = f"{gib(hardware.hbm_bytes)} GiB of {name}", tensors(held) - hardware.hbm_bytes
     if missing <= 0:
         return f"fits in the {has}"
-    return f"does not fit: it is {gib(missing)} GiB more than {MARGIN:.0%} of the {has}"
+    return f"does not fit: it is {gib(missing)} GiB more than the {has}"
 
 
 def nothing_fits(
@@ -47,11 +48,10 @@ def nothing_fits(
     if not tried:
         return f"No layout of {many(gpus, 'GPU')} is legal: change what was refused, or what is to be tried."
     held, layout = tried[0]
-    limit = room(hardware)
+    limit, needed = hardware.hbm_bytes, tensors(held)
     told = (
-        f"No layout fits. The leanest needs {gib(held['total'])} GiB on its fullest rank, "
-        f"{gib(lacks(held, hardware))} more than a rank may fill ({gib(limit)} of the "
-        f"{gib(hardware.hbm_bytes)} GiB of {name}):\n  {described(layout)}\n"
+        f"No layout fits. The leanest needs {gib(needed)} GiB on its fullest rank, "
+        f"{gib(needed - limit)} more than the {gib(limit)} of {name}:\n  {described(layout)}\n"
     )
     least = min(map(_states, (each for each, _ in tried)))
     if least <= limit:

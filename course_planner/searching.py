@@ -1,15 +1,14 @@
 """The layouts of a model on a cluster, from the quickest."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, telling, whole
-from course_planner.memory import held_by
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, whole
+from course_planner.memory import fits, fullest, tensors
 from course_planner.timing import Calibration, StepTime, step_time
 
-MARGIN = 0.9  # of a GPU's memory; the rest is for the allocator's fragments and the libraries
 LONG_ENOUGH = 4096  # tokens that a context rank keeps at least
 CHUNKS = (2, 3, 4, 5, 6, 8)
 SPLIT = ("dp", "tp", "pp", "cp", "ep")
@@ -21,7 +20,7 @@ REASONS = {
     "experts": "The experts cannot be shared out among the expert ranks.",
     "batch": "The global batch is no multiple of the data ranks.",
     "interleaving": "Interleaving needs a multiple of the stages as number of micro-batches.",
-    "memory": f"It needs more than {MARGIN:.0%} of a GPU's memory.",
+    "memory": "Its tensors need more than a GPU's memory.",
 }
 
 
@@ -62,29 +61,13 @@ def search(
     for layout in filter(allowed, _layouts(model, gpus, global_batch, seq, rejected)):
         progress()
         held = fullest(model, layout, seq)
-        if lacks(held, hardware) > 0:
+        if not fits(held, hardware):
             rejected["memory"] += 1
             continue
         time = step_time(model, layout, seq, hardware, calibration)
         plans.append(Plan(layout, time, held))
     plans.sort(key=_order)
     return plans[:keep], rejected
-
-
-def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
-    """The memory of the stage that needs most."""
-    stages = telling(layout.stages(model, seq))
-    return max((held_by(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
-
-
-def room(hardware: Hardware) -> float:
-    """The bytes of a GPU's memory that a rank may fill."""
-    return MARGIN * hardware.hbm_bytes
-
-
-def lacks(held: Mapping[str, int], hardware: Hardware) -> float:
-    """By how many bytes a rank is too large for its GPU: what is at most 0 fits."""
-    return held["total"] - room(hardware)
 
 
 def differing(plans: Sequence[Plan], keep: int) -> list[Plan]:
@@ -109,7 +92,7 @@ def needs(
     """What the fullest rank of each legal layout holds, whether it fits or not; from the leanest."""
     tried = filter(allowed, _layouts(model, gpus, global_batch, seq, Counter()))
     found = [(fullest(model, layout, seq), layout) for layout in tried]
-    return sorted(found, key=lambda each: each[0]["total"])
+    return sorted(found, key=lambda each: tensors(each[0]))
 
 
 def _order(plan: Plan) -> tuple[float, int]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 import course_planner as estimate
 from course_planner import Hardware, Layout, Model, Trace, comparing, options
 from course_planner.descriptions import require, sizes_of
-from course_planner.printing import fits, gib, many, print_table, save, short, write
+from course_planner.printing import fitting, gib, many, print_table, save, short, write
 from course_utils.launch.story.frames import is_own
 
 
@@ -120,7 +120,7 @@ def _print_trace(
     kinds = ", ".join(f"{kind} {gib(size)}" for kind, size in trace.held.items() if size)
     print(f"\nrank {rank}, one step")
     print(f"  holds at most {gib(trace.peak)} GiB: {kinds}")
-    print(f"  which {fits({'total': trace.peak}, hardware, name)}")
+    print(f"  which {fitting({'total': trace.peak}, hardware, name)}")
     print(f"  computes {short(trace.flops / 1e12)} TFLOP and sends")
     rows = [
         [c.group, c.op, c.when, f"{c.calls:,}", short(c.payload / 1e6), short(c.sent / 1e9)]

@@ -20,6 +20,7 @@ BYTES = {
     "activations": (COLORS["activations"], ""),
     "temporary": (COLORS["temporary"], ""),
     "gathered": (COLORS["temporary"], "///"),
+    "allocator": (COLORS["other"], ""),
 }
 SECONDS = {
     "matrices": (COLORS["matrices"], ""),
@@ -34,7 +35,6 @@ SECONDS = {
     "other groups": (COLORS["communication"], "---"),
     "bubble": (COLORS["waiting"], "////"),
     "optimizer": (COLORS["update"], ""),
-    "overhead": (COLORS["other"], "///"),
 }
 HAS = "dashed: what a GPU has"
 HAIR = 0.005  # of an axis: what is shorter has no room for an edge, nor for a colour to be told by

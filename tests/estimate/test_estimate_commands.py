@@ -21,6 +21,7 @@ from course_planner import (
     published,
     searching,
 )
+from course_planner.memory import fullest, tensors
 from course_utils.__main__ import main
 from course_utils.trace import Call, Record
 
@@ -65,7 +66,7 @@ def test_a_trace_that_does_not_fit_says_so(tmp_path, capsys):
         ["trace", str(EXAMPLE), "--ranks", "1", "--layout", "", "--hardware", "H100,hbm_bytes=1e9"]
     )
     shown = capsys.readouterr().out
-    assert "GiB more than 90% of the 0.931 GiB of H100,hbm_bytes=1e9" in shown
+    assert "GiB more than the 0.931 GiB of H100,hbm_bytes=1e9" in shown
 
 
 def test_help_shows_what_a_program_must_define(capsys):
@@ -185,10 +186,10 @@ def test_what_is_typed_is_what_is_meant():
     assert options.layout_of("tp=2,cp=4", 64) == Layout(dp=8, tp=2, cp=4)
     model = options.model_of("8B,vocab=32000,kv_heads=4")
     assert model == estimate.Model(
-        32, 4096, 32, 32000, 4, 14336, gated=True, tied=False, bias=False
+        32, 4096, 32, 32000, 4, ffn=14336, gated=True, tied=False, bias=False
     )
     slow = options.hardware_of("A100,inter_bandwidth=1.25e10,hbm_bytes=40e9")
-    assert slow == Hardware(312e12, 40 * 10**9, 2.039e12, 8, 300e9, 5e-6, 12.5e9, 1e-5)
+    assert slow == Hardware(312e12, 40 * 10**9, 2.039e12, 8, 300e9, 1.9e-6, 12.5e9, 8.5e-6)
 
 
 QUESTION = ["--gpus", "8", "--seq", "2048", "--batch", "32"]
@@ -226,27 +227,31 @@ def test_a_plan_for_ones_own_layout(tmp_path, capsys):
     layout = Layout(dp=2, tp=2, pp=2, zero=1, micro_batch=2, micro_batches=8, recompute="selective")
     time = estimate.step_time(model, layout, 2048, published.H100)
     assert (row["time"]["seconds"], row["limit"]) == (time.seconds, time.limit)
-    assert row["memory"] == searching.fullest(model, layout, 2048)
+    assert row["memory"] == fullest(model, layout, 2048)
     for kind, size in row["memory"].items():
-        assert kind == "total" or re.search(rf"{kind} +{size / 2**30:.3g}\n", shown)
-    assert f"most of it: {time.limit}" in shown and "which fits in the 79.1 GiB of H100" in shown
+        told = kind not in ("total", "allocator")
+        assert told == bool(re.search(rf"{kind} +{size / 2**30:.3g}\n", shown))
+    size = tensors(row["memory"]) / 2**30
+    assert f"together {size:.3g} GiB, which fits in the 79.1 GiB of H100;" in shown
+    assert f"most of it: {time.limit}" in shown
 
 
 def test_a_layout_that_does_not_fit_gets_its_answer_too(capsys):
     main(["plan", "--model", "8b", "--seq", "8192", "--layout", "micro_batches=4"])
     shown = capsys.readouterr().out
-    held = searching.fullest(
+    held = fullest(
         options.model_of("8B"), options.layout_of("micro_batches=4", **options.PLANNED), 8192
     )
-    missing = held["total"] - searching.room(published.H100)
+    missing = tensors(held) - published.H100.hbm_bytes
     assert "on 1 GPU (H100), 4 sequences of 8,192 tokens" in shown
-    assert f"does not fit: it is {missing / 2**30:.3g} GiB more than 90% of the 79.1" in shown
+    assert f"does not fit: it is {missing / 2**30:.3g} GiB more than the 79.1" in shown
     assert "tokens/s" in shown and "MFU" in shown
 
 
 def test_what_states_alone_need_and_how_many_gpus_hold_them(capsys):
     said = left(capsys, "plan", "--model", "8b", "--gpus", 1, "--seq", 8192, "--batch", 128)
-    states, limit = 16 * 8030261248, searching.room(published.H100)
+    held, limit = estimate.memory(published.LLAMA["8B"], Layout(), 8192), published.H100.hbm_bytes
+    states = held["parameters"] + held["gradients"] + held["optimizer"]
     assert f"alone need {states / 2**30:.3g} GiB, {(states - limit) / 2**30:.3g} more" in said
     assert "take at least 2 GPUs, whatever the batch" in said
     said = left(capsys, "plan", "--model", "8b", "--gpus", 2, "--seq", 131072, "--batch", 2)
@@ -275,7 +280,7 @@ def test_questions_of_people_who_plan(model, gpus, hardware, fits, capsys):
 
 def test_only_what_is_asked_for_is_tried(tmp_path):
     data = tmp_path / "plan.json"
-    asked = ["--only", "tp=1/2,zero=3", "--without", "pp,recompute=full/none"]
+    asked = ["--only", "tp=1/2,zero=3", "--without", "pp,recompute=full/none/half"]
     main(["plan", "--model", MODEL, *QUESTION, *asked, "--keep", "100", "--json", str(data)])
     layouts = [plan["layout"] for plan in json.loads(data.read_text())["plans"]]
     kept = {(each["tp"], each["pp"], each["zero"], each["recompute"]) for each in layouts}
@@ -297,17 +302,15 @@ def test_matrices_in_float8_are_quicker_and_mfu_is_still_of_bfloat16(tmp_path):
 
 def test_measured_steps_calibrate_a_plan(tmp_path):
     measured, data = tmp_path / "rows.csv", tmp_path / "plan.json"
-    known = Calibration(matrices=0.4)
     model, typed = options.model_of(MODEL), "dp=8,micro_batch=4"
     layout = options.layout_of(typed, **options.PLANNED)
-    seconds = estimate.step_time(model, layout, 2048, published.H100, known).seconds
-    measured.write_text(f'layout,seq,seconds\n"{typed}",2048,{seconds}\n')
+    measured.write_text(f'layout,seq,seconds\n"{typed}",2048,0.05\n')
     how = ["--layout", typed, "--calibrate", str(measured), "--json", str(data)]
     main(["plan", "--model", MODEL, "--seq", "2048", *how])
-    row = json.loads(data.read_text())["plans"][0]["time"]
-    assert row["seconds"] == pytest.approx(seconds, rel=0.05)
-    default = estimate.step_time(model, layout, 2048, published.H100).seconds
-    assert abs(default / seconds - 1) > 0.05
+    known = estimate.calibrate([estimate.Row(model, layout, 2048, 0.05)], published.H100)
+    time = estimate.step_time(model, layout, 2048, published.H100, known)
+    assert json.loads(data.read_text())["plans"][0]["time"]["seconds"] == time.seconds
+    assert time.seconds > 1.1 * estimate.step_time(model, layout, 2048, published.H100).seconds
 
 
 @pytest.mark.parametrize(
@@ -397,7 +400,7 @@ def test_traced_seconds_are_those_of_each_kind():
     }
     record = Record(0, [], list(calls.values()))
     trace = Trace([], 10**14, 0, 0.0, {}, {}, 0, record, list(calls), [])
-    known = Calibration(matrices=0.5, intra=0.5, inter=0.5, ring=1.0, slowdown=0.0)
+    known = Calibration(matrices=0.5, intra=0.5, inter=0.5)
     layout = Layout(pp=3, micro_batches=4)
     got = estimate.traced_seconds(trace, layout, SMALL, known)
     assert got == pytest.approx(
