@@ -20,7 +20,7 @@ BOUNDS = {
     "inter": (0.05, 0.95),
     "overlap": (0.0, 1.0),
 }
-REACH = 0.4  # a constant's logit between its bounds may move by this for one row off by ERROR
+REACH = 0.5  # a constant's logit between its bounds may move by this for one row off by ERROR
 ERROR = 0.05
 MANY = 8  # more rows than these say no more together: what one cluster's share, all are off by
 OUTLIER = 3 * ERROR  # beyond it a row pulls with its sign alone (Huber 1964)
