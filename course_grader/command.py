@@ -16,7 +16,7 @@ from course_grader.grading import DEFAULT_VARIANT, grade_files
 from course_grader.marks import Grade
 from course_grader.submission import NotGradable, read_file
 from course_utils import hardware
-from course_utils.lesson import terminal
+from course_utils.lesson import files
 
 _DESCRIPTION = """\
 Grades notebooks that were handed in: files, folders and zip archives of them. Every exercise is
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
             if options.pages:
                 _make_folder(options.pages)
             for target in _files_of(options):
-                terminal.must_be_writable(target)
+                files.must_be_writable(target)
         except ValueError as error:
             sys.exit(str(error))
         grades = list(_graded(found, students, options, shares))

@@ -12,26 +12,20 @@ import numpy as np
 from course_planner.descriptions import Hardware, Layout, Model, require
 from course_planner.timing import Calibration, step_time
 
-# How far each constant may be from its default before that costs as much as one row that is off by
-# ERROR: as a factor's logarithm.
-REACH = {
-    "matrices": 0.3,
-    "size": 1.0,
-    "attention": 0.5,
-    "memory": 0.5,
-    "launch": 2.0,
-    "crossing": 2.0,
-    "intra": 0.3,
-    "inter": 0.5,
-    "ring": 0.5,
-    "slowdown": 0.7,
-    "overlap": 0.5,
+# What each constant can be: a large product reaches no peak, a collective no link's nominal rate.
+BOUNDS = {
+    "matrices": (0.2, 0.9),
+    "attention": (0.1, 0.8),
+    "intra": (0.1, 0.95),
+    "inter": (0.05, 0.95),
+    "overlap": (0.0, 1.0),
 }
-OVERHEAD = 0.1
+REACH = 0.5  # a constant's logit between its bounds may move by this for one row off by ERROR
 ERROR = 0.05
+MANY = 8  # more rows than these say no more together: what one cluster's share, all are off by
 OUTLIER = 3 * ERROR  # beyond it a row pulls with its sign alone (Huber 1964)
 ROUNDS = 25
-LAUNCHES = (3e-4, 1.5e-3)
+UNSEEN = 6  # rows that were left out count as many beside the defaults' spread
 
 
 @dataclass(frozen=True)
@@ -51,22 +45,22 @@ def calibrate(
 ) -> Calibration:
     """The constants with which `step_time` comes nearest to `rows`.
 
-    Gauss-Newton in the logarithms of the constants, from `start` or else the defaults, towards
-    which they are pulled. The same rows give the same constants.
+    Gauss-Newton in the logits of the constants between BOUNDS, from `start` or else the defaults,
+    towards which they are pulled. spread is the error of each row by the constants of the others,
+    to first order, with the start's as much as that of UNSEEN rows. The same rows give the same
+    constants.
     """
     rows = list(rows)
     require(bool(rows), "There is no row to calibrate with.")
-    schedules = sorted({row.layout.schedule for row in rows})
     start = start or Calibration()
-    names = list(REACH)
-    reach = np.array([REACH[name] for name in names] + [OVERHEAD] * len(schedules))
+    low, high = np.array(list(BOUNDS.values())).T
+    begin = np.clip([getattr(start, name) for name in BOUNDS], low + 1e-3, high - 1e-3)
+    begin = np.log((begin - low) / (high - begin))
     measured = np.log([row.seconds for row in rows])
 
     def made(steps: np.ndarray) -> Calibration:
-        factors = np.exp(steps)
-        constants = {n: getattr(start, n) * float(f) for n, f in zip(names, factors)}
-        overheads = dict(zip(schedules, factors[len(names) :].tolist()))
-        return replace(start, **constants, overheads=overheads)
+        values = low + (high - low) / (1 + np.exp(-begin - steps))
+        return replace(start, **dict(zip(BOUNDS, values.tolist())))
 
     def missed(steps: np.ndarray) -> np.ndarray:
         known = made(steps)
@@ -76,41 +70,30 @@ def calibrate(
         ]
         return np.log(predicted) - measured
 
-    starts = np.zeros((len(LAUNCHES), len(reach)))
-    starts[:, names.index("launch")] = np.log(np.array(LAUNCHES) / start.launch)
-    found = [_descend(missed, begin, reach) for begin in starts]
-    steps = min(found, key=lambda steps: _cost(missed(steps), steps, reach))
-    left = missed(steps)
-    spread = max(float(np.median(np.abs(left))) * 1.4826, ERROR)
-    return replace(made(steps), spread=spread)
-
-
-def _descend(missed, steps: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    steps = np.zeros(len(BOUNDS))
     for _ in range(ROUNDS):
-        change = _step(missed, steps, reach)
+        change, _ = _step(missed, steps)
         steps = steps + change
         if np.abs(change).max() < 1e-3:
             break
-    return steps
+    left_out = _step(missed, steps)[1]
+    squares = UNSEEN * start.spread**2 + np.minimum(left_out**2, 1).sum()
+    return replace(made(steps), spread=float(np.sqrt(squares / (UNSEEN + len(rows)))))
 
 
-def _cost(left: np.ndarray, steps: np.ndarray, reach: np.ndarray) -> float:
-    """Half the squares, from OUTLIER on straight lines; and the pull."""
-    size = np.abs(left)
-    rows = np.where(size < OUTLIER, size**2, 2 * OUTLIER * size - OUTLIER**2) / ERROR**2
-    return float(rows.sum() + ((steps / reach) ** 2).sum()) / 2
-
-
-def _step(missed, steps: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """One step of Gauss-Newton, with the pull towards zero in the same equations."""
+def _step(missed, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One step of Gauss-Newton, with the pull towards zero in the same equations; and what each row
+    would be off by if the others alone were fitted (its residual by one less its leverage)."""
     here = missed(steps)
     change = 1e-4
     slopes = np.stack(
         [(missed(steps + change * unit) - here) / change for unit in np.eye(len(steps))], axis=1
     )
-    weights = np.sqrt(np.minimum(1, OUTLIER / np.maximum(np.abs(here), 1e-12))) / ERROR
-    left = np.concatenate([weights[:, None] * slopes, np.diag(1 / reach)])
-    right = -np.concatenate([weights * here, steps / reach])
-    found = np.linalg.lstsq(left, right, rcond=None)[0]
+    size = np.maximum(np.abs(here), 1e-12)
+    weights = np.sqrt(np.minimum(1, OUTLIER / size) * min(1, MANY / len(here))) / ERROR
+    rows = weights[:, None] * slopes
+    curvature = rows.T @ rows + np.eye(len(steps)) / REACH**2
+    found = -np.linalg.solve(curvature, rows.T @ (weights * here) + steps / REACH**2)
+    leverage = np.einsum("ij,ij->i", rows, np.linalg.solve(curvature, rows.T).T)
     longest = np.abs(found).max()
-    return found * min(1.0, 0.5 / longest) if longest else found
+    return found * min(1.0, 0.5 / max(longest, 1e-12)), here / np.maximum(1 - leverage, 0.05)

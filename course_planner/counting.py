@@ -1,6 +1,6 @@
 """Parameters and floating-point operations of a transformer."""
 
-from course_planner.descriptions import Model, one_of, require, whole
+from course_planner.descriptions import Model, one_of, whole
 
 CONVENTIONS = ("6n+attention", "causal", "torchtitan", "sc21", "korthikanti", "selective")
 
@@ -12,7 +12,8 @@ def parameters(model: Model) -> int:
     eq. 2), and the 2 h of the last LayerNorm, which the paper leaves out. Every expert counts.
     """
     ends = (model.vocab * (1 if model.tied else 2) + model.positions) * model.width
-    return model.layers * layer_parameters(model) + norm(model) + ends
+    layers = (model.layers - model.dense) * layer_parameters(model)
+    return layers + model.dense * dense_parameters(model) + norm(model) + ends
 
 
 def layer_parameters(model: Model, tp: int = 1, ep: int = 1) -> int:
@@ -21,29 +22,46 @@ def layer_parameters(model: Model, tp: int = 1, ep: int = 1) -> int:
     Matrices are split, and so are the biases of those that are split by columns (Megatron-LM,
     1909.08053, section 3); norms, the router and the other biases are on every rank.
     """
-    columns, rows = attention_biases(model, tp), model.width
-    everywhere = 2 * norm(model) + model.width * model.experts
-    biases = (columns + rows) if model.bias else 0
-    shared = attention_matrices(model, tp) + biases + everywhere
-    return shared + expert_parameters(model, tp, ep)
+    everywhere = model.width * model.experts + model.shared * mlp_parameters(model, tp)
+    return _attention(model, tp) + everywhere + expert_parameters(model, tp, ep)
+
+
+def dense_parameters(model: Model, tp: int = 1) -> int:
+    """The parameters of one of the first layers, which have no experts, on a tensor rank."""
+    return _attention(model, tp) + mlps_visited(model) * mlp_parameters(model, tp)
+
+
+def _attention(model: Model, tp: int) -> int:
+    """A layer without its MLPs."""
+    biases = (attention_biases(model, tp) + model.width) if model.bias else 0
+    return attention_matrices(model, tp) + biases + 2 * norm(model)
 
 
 def expert_parameters(model: Model, tp: int = 1, ep: int = 1) -> int:
     """The parameters of a rank's MLPs in one layer: of its experts, or of the one that there is."""
+    return max(model.experts, 1) // ep * mlp_parameters(model, tp)
+
+
+def mlp_parameters(model: Model, tp: int = 1) -> int:
+    """The parameters of one MLP on a tensor rank."""
     inner = model.ffn // tp
     biases = (inner * (2 if model.gated else 1) + model.width) if model.bias else 0
-    return max(model.experts, 1) // ep * (mlp_matrices(model) // tp + biases)
+    return mlp_matrices(model) // tp + biases
+
+
+def mlps_visited(model: Model) -> int:
+    """How many MLPs of a layer a token visits."""
+    return max(model.top_k, 1) + model.shared
 
 
 def attention_matrices(model: Model, tp: int = 1) -> int:
     """Weights of a rank's query, key, value and output matrices; it has at least one KV head."""
-    return model.width * (model.width // tp + attention_biases(model, tp))
+    return model.width * (model.heads * model.head_size // tp + attention_biases(model, tp))
 
 
 def attention_biases(model: Model, tp: int = 1) -> int:
     """The columns of a rank's query, key and value matrices together."""
-    size = model.width // model.heads
-    return model.width // tp + 2 * size * max(model.kv_heads // tp, 1)
+    return model.head_size * (model.heads // tp + 2 * max(model.kv_heads // tp, 1))
 
 
 def mlp_matrices(model: Model) -> int:
@@ -81,7 +99,9 @@ def flops(model: Model, seq: int, tokens: int, convention: str = "6n+attention")
     one_of("convention", convention, CONVENTIONS)
     whole(seq=seq)
     whole(0, tokens=tokens)
-    scores = 4 * seq * model.width  # forward, of a token: query by key, and weights by value
+    scores = (
+        4 * seq * model.heads * model.head_size
+    )  # forward, of a token: query by key, and weights by value
     if convention in ("6n+attention", "causal", "torchtitan"):
         visited = active_parameters(model)
         if convention == "torchtitan" and not model.tied:
@@ -99,7 +119,7 @@ def flops(model: Model, seq: int, tokens: int, convention: str = "6n+attention")
 
 def matrices_visited(model: Model) -> int:
     """The weights of one layer's matrices that a token is multiplied with."""
-    experts = max(model.top_k, 1) * mlp_matrices(model) + model.width * model.experts
+    experts = mlps_visited(model) * mlp_matrices(model) + model.width * model.experts
     return attention_matrices(model) + experts
 
 
@@ -108,5 +128,4 @@ def active_parameters(model: Model) -> int:
     idle = 0
     if model.experts:
         idle = expert_parameters(model) // model.experts * (model.experts - model.top_k)
-    require(idle >= 0, "A token cannot visit more experts than there are.")
-    return parameters(model) - model.layers * idle
+    return parameters(model) - (model.layers - model.dense) * idle

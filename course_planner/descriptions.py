@@ -9,7 +9,7 @@ SCHEDULES = {
     "zb-h1": "zb_h1",
     "zb-h2": "zb_h2",
 }  # the papers' names, and those of the functions in course_utils.lesson.schedules
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "half", "full")
 GROUPS = ("tp", "cp", "dp", "pp")
 
 
@@ -34,9 +34,11 @@ def one_of(name: str, value: object, allowed) -> None:
 
 def rate(name: str, number: float, unit: str) -> None:
     """Raises ValueError for a rate or a size that is far too small for its unit: one in giga."""
+    power, prefix = ("e12", "T") if unit == "FLOP/s" else ("e9", "G")
     require(
         number >= 1e6,
-        f"{name} is in {unit}, and {number!r} is too little: write 450e9 for 450 G{unit}.",
+        f"{name} is in {unit}, and {number!r} is too little: write {number:g}{power} for {number:g} "
+        f"{prefix}{unit}.",
     )
 
 
@@ -54,10 +56,12 @@ class Model:
 
     width: the length of a token's vector (h); ffn: the inner width of the MLP, 4 x width if not
     given; gated: a third matrix in the MLP (SwiGLU); kv_heads: as many as heads if not given
-    (grouped-query attention has fewer); tied: the output layer is the embedding's matrix;
-    bias: linear layers with biases and LayerNorms with two vectors, otherwise neither, and RMS
-    norms with one; positions: learned position vectors, 0 for rotary ones; experts: MLPs a layer,
-    of which each token visits top_k, chosen by a router of width x experts; 0: one MLP.
+    (grouped-query attention has fewer); head_dim: width / heads if not given; tied: the output
+    layer is the embedding's matrix; bias: linear layers with biases and LayerNorms with two
+    vectors, otherwise neither, and RMS norms with one; positions: learned position vectors, 0 for
+    rotary ones; experts: MLPs a layer, of which each token visits top_k, chosen by a router of
+    width x experts; 0: one MLP. shared: more of them, which every token visits; dense: first layers
+    without experts, whose MLP is as wide as all that a token visits elsewhere (DeepSeek-V3).
     """
 
     layers: int
@@ -65,6 +69,7 @@ class Model:
     heads: int
     vocab: int
     kv_heads: int | None = None
+    head_dim: int | None = None
     ffn: int | None = None
     gated: bool = False
     tied: bool = True
@@ -72,6 +77,8 @@ class Model:
     positions: int = 0
     experts: int = 0
     top_k: int = 0
+    shared: int = 0
+    dense: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ffn", 4 * self.width if self.ffn is None else self.ffn)
@@ -79,18 +86,29 @@ class Model:
         whole(layers=self.layers, width=self.width, heads=self.heads, vocab=self.vocab)
         whole(kv_heads=self.kv_heads, ffn=self.ffn)
         whole(0, positions=self.positions, experts=self.experts, top_k=self.top_k)
+        whole(0, shared=self.shared, dense=self.dense)
         require(
             self.heads % self.kv_heads == 0,
             f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly.",
         )
         require(
-            self.width % self.heads == 0,
+            self.head_dim is not None or self.width % self.heads == 0,
             f"A width of {self.width} cannot be shared out among {self.heads} heads.",
         )
+        whole(head_size=self.head_size)
         require(
             self.top_k <= self.experts and (self.top_k > 0) == (self.experts > 0),
             f"A token visits {self.top_k} of {self.experts} experts: give both, or neither.",
         )
+        require(
+            self.experts > 0 or self.shared == self.dense == 0,
+            "Shared experts and dense layers need experts beside them.",
+        )
+
+    @property
+    def head_size(self) -> int:
+        """The length of a head's vectors."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
 
 
 def check_chunks(schedule: str, p: int, m: int, chunks: int) -> None:
@@ -111,16 +129,6 @@ def check_chunks(schedule: str, p: int, m: int, chunks: int) -> None:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What a stage of a pipeline holds; layers: of all its chunks; head: the output layer."""
-
-    index: int
-    layers: int
-    embedding: bool
-    head: bool
-
-
-@dataclass(frozen=True)
 class Layout:
     """How many ranks split what, and in which order a step runs.
 
@@ -132,7 +140,7 @@ class Layout:
     each data-parallel rank. chunks: pieces of the model on a rank. sequence_parallel: tensor ranks
     share out the sequence between their matrices (2205.05198, section 4.2.2). recompute: what the
     backward pass computes again; "selective" (attention's core) keeps as much as flash attention
-    does. order: the groups, from the one whose ranks are neighbours outwards.
+    does, "half" (every second matrix product) is what torchtitan calls selective. order: the groups, from the one whose ranks are neighbours outwards.
     """
 
     dp: int = 1
@@ -196,12 +204,6 @@ class Layout:
             counts[ends[index % self.pp]] -= 1
         return counts
 
-    def stages(self, model: Model, seq: int) -> list[Stage]:
-        """What each stage holds. Raises ValueError as `check` does."""
-        self.check(model, seq)
-        counts = self.stage_layers(model.layers)
-        return [Stage(at, held, at == 0, at == self.pp - 1) for at, held in enumerate(counts)]
-
     def check(self, model: Model, seq: int) -> None:
         """Raises ValueError, with a sentence, where `model` cannot be split in this way."""
         whole(seq=seq)
@@ -227,17 +229,6 @@ class Layout:
         self.stage_layers(model.layers)
 
 
-def telling(stages: list[Stage]) -> list[Stage]:
-    """The first stage with each number of layers, and the last: the others hold no more.
-
-    Stages that hold equally many layers differ by what is in flight, which no later stage has more
-    of, and by the tables at the ends. Where the ends hold fewer layers, the fullest may be the
-    second (Llama 3's 126 on 16 stages).
-    """
-    first = {stage.layers: stage for stage in reversed(stages)}
-    return [stage for stage in stages if stage.head or stage is first[stage.layers]]
-
-
 def sizes_of(layout: Layout) -> str:
     """The sizes of a layout's groups, in words."""
     return " x ".join(f"{name} {getattr(layout, name)}" for name in ("dp", "cp", "pp", "tp"))
@@ -259,8 +250,10 @@ class Hardware:
     """A cluster of nodes of equal GPUs, as far as the estimates see it.
 
     peak: FLOP/s of a GPU in the precision of the matrices; hbm_bytes and hbm_bandwidth: its memory
-    in bytes, and B/s; node: GPUs a node; intra_ and inter_: inside a node and between nodes, B/s
-    for each GPU as nccl-tests' busbw, and seconds of latency.
+    in bytes, and B/s; node: GPUs a node. intra_bandwidth: B/s that a GPU sends to others of its node,
+    as nccl-tests' busbw in one node. inter_bandwidth: B/s of the network card of ONE GPU, as busbw
+    of two nodes with one GPU each; with all of a node's GPUs, busbw is that times their number.
+    The latencies are seconds of one hop.
     """
 
     peak: float

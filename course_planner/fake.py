@@ -28,8 +28,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils import flop_counter
 
-from course_planner import traffic
 from course_planner.descriptions import GROUPS, Layout, require
+from course_planner.traffic import Call as Row
 from course_utils.comm import private
 from course_utils.trace import Call, Record, describe, on_a_ring
 from course_utils.trace.meters import local
@@ -48,10 +48,11 @@ class Trace:
     tracing took, and no estimate of the step. held: the peak by kind; "gathered" is what FSDP makes
     whole for a while, "activations" all that is nothing else. kept: what it has after the step, by the
     same kinds. building: the most before the first step. record: each call by itself, in order,
-    as `course_utils.trace` records a real rank's; groups: the name of each one's group.
+    as `course_utils.trace` records a real rank's; groups: the name of each one's group; lines: the file,
+    line and function of the program that made it.
     """
 
-    calls: list[traffic.Call]
+    calls: list[Row]
     flops: int
     peak: int
     seconds: float
@@ -60,6 +61,7 @@ class Trace:
     building: int
     record: Record = field(repr=False)
     groups: list[str] = field(repr=False)
+    lines: list[tuple[str, int, str] | None] = field(repr=False)
 
 
 def trace(
@@ -184,6 +186,14 @@ def _is_own(file: str) -> bool:
     return file != __file__ and "torch" not in file.replace("\\", "/").split("/")
 
 
+def _own_line() -> tuple[str, int, str] | None:
+    """The innermost line of the program that is being run."""
+    frame = sys._getframe(1)
+    while frame is not None and not _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame and (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
 # ---- what stands under the program ---------------------------------------------------------------
 
 
@@ -271,9 +281,11 @@ class _Watching(private.dispatch_mode.value):
     def result(self, rank: int, seconds: float) -> Trace:
         held, kept = self.storages.at_peak(), self.storages.at_end()
         record = Record(rank, [], [noted.call for noted in self.calls])
-        groups = [noted.group for noted in self.calls]
+        groups, lines = [[getattr(each, name) for each in self.calls] for name in ("group", "line")]
         peak, building = sum(held.values()), self.building
-        return Trace(self._rows(), self.flops, peak, seconds, held, kept, building, record, groups)
+        return Trace(
+            self._rows(), self.flops, peak, seconds, held, kept, building, record, groups, lines
+        )
 
     def _note_product(self, flops: int) -> None:
         self.flops += flops
@@ -287,7 +299,8 @@ class _Watching(private.dispatch_mode.value):
         if described is None:
             return
         call, group = described
-        noted = _Noted(call, self._name(call, group), "backward" if _in_backward() else self.last)
+        when = "backward" if _in_backward() else self.last
+        noted = _Noted(call, self._name(call, group), when, _own_line())
         if call.op == "all_gather" and not _in_backward():
             noted.when = "step"
             self.gathers.append(noted)
@@ -311,7 +324,7 @@ class _Watching(private.dispatch_mode.value):
         unnamed = name in ("default", "default_pg", "undefined")
         return self.names.get(call.ranks, f"{len(call.ranks)} ranks" if unnamed else name)
 
-    def _rows(self) -> list[traffic.Call]:
+    def _rows(self) -> list[Row]:
         """Equal calls together, in the order in which the first of each came."""
         rows: dict[tuple, list[float]] = {}
         for noted in self.calls:
@@ -322,7 +335,7 @@ class _Watching(private.dispatch_mode.value):
             row[0] += 1
             row[1] += sent
         return [
-            traffic.Call(group, op, calls, payload, round(sent), when)
+            Row(group, op, calls, payload, round(sent), when)
             for (group, op, payload, when), (calls, sent) in rows.items()
         ]
 
@@ -338,11 +351,12 @@ class _Watching(private.dispatch_mode.value):
 
 @dataclass
 class _Noted:
-    """A call, the name of its group, and when it was made: as in `estimate.traffic`."""
+    """A call, the name of its group, and when it was made: as in `estimate.traffic`; and its line."""
 
     call: Call
     group: str
     when: str
+    line: tuple[str, int, str] | None
 
 
 RECEIVED = ("recv", "barrier")  # hand nothing over

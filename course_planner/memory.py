@@ -1,26 +1,25 @@
-"""The bytes that a rank holds."""
+"""The bytes that a rank holds, and whether they fit."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from course_planner import counting
-from course_planner.descriptions import RECOMPUTE, Layout, Model, Stage, one_of, require, whole
+from course_planner.descriptions import (
+    RECOMPUTE,
+    Hardware,
+    Layout,
+    Model,
+    one_of,
+    require,
+    whole,
+)
 from course_planner.pipelining import in_flight
+from course_planner.stages import Stage, stages_of, telling
 
-
-@dataclass(frozen=True)
-class Convention:
-    """How a source counts: bytes a parameter, and what it leaves out."""
-
-    parameter: int
-    gradient: int
-    optimizer: int
-    rough: bool  # matrices alone, shared out evenly; no attention scores; nothing temporary
-
-
-CONVENTIONS = {
-    "adam16": Convention(2, 2, 12, rough=False),
-    "playbook": Convention(2, 2, 8, rough=True),
-}
+LOGITS = (
+    10  # bytes of a logit in the loss's backward pass: bfloat16's 2, probability and gradient of 4
+)
+HELD_BACK = 0.07  # of what tensors have, and SPARE bytes: taken by the allocator, and in no tensor
+SPARE = 2**30
 
 
 def model_states(
@@ -66,64 +65,108 @@ def activations_per_layer(
         recompute       without sequence parallelism        with it
         "none"          s b h (10 + 24 / t + 5 a s / h t)   s b h (34 + 5 a s / h) / t
         "selective"     s b h (10 + 24 / t)                 34 s b h / t
-        "full"          2 s b h                             2 s b h
+        "half"          s b h (4 + 9 / t)                   13 s b h / t
+        "full"          2 s b h                             2 s b h / t
 
-    5 a s / h are attention's scores, which flash attention does not keep either. "full" keeps the
-    layer's input whole, as the table has it, on every tensor rank. The paper's layer has an MLP of
-    4 h with two matrices and as many KV heads as heads, and a dropout; others are near it.
+    5 a s / h are attention's scores, which flash attention does not keep either. "half" keeps the
+    layer's input, attention's output and half of the matrices' (torchtitan's selective); "full" the
+    layer's input, which the table has whole: with sequence parallelism it is shared out too. The
+    paper's layer has an MLP of 4 h with two matrices, as many KV heads as heads, and a dropout.
     """
     one_of("recompute", recompute, RECOMPUTE)
     whole(seq=seq, micro_batch=micro_batch, width=width, heads=heads, tp=tp)
-    tokens = seq * micro_batch
+    model = Model(1, width, heads, 1, head_dim=width // heads)
+    layout = Layout(tp=tp, micro_batch=micro_batch, sequence_parallel=sequence_parallel)
+    return layer_activations(model, layout, seq, recompute)
+
+
+def layer_activations(model: Model, layout: Layout, seq: int, recompute: str) -> float:
+    """`activations_per_layer` of any model; context ranks share out the sequence.
+
+    Whole on each tensor rank, or shared out with sequence parallelism: norms' inputs, matrices'
+    inputs, and the two dropout masks of models with biases. Shared out: queries, keys, values, attention's output, and of the MLP
+    what goes into its activation function and comes out, with a gate both factors and the product.
+    A token's vectors in an MLP are kept for each that it visits.
+    """
+    tokens, h = seq * layout.micro_batch / layout.cp, model.width
+    outside = (10 if model.bias else 8) * h
+    heads, pairs = model.heads * model.head_size, model.kv_heads * model.head_size
+    mlps, inner = counting.mlps_visited(model), (2 if model.gated else 1) * model.ffn
+    inside = 4 * heads + 4 * pairs + mlps * 4 * inner
+    outside += 2 * h * (mlps - 1)
     if recompute == "full":
-        return 2 * tokens * width
-    outside = 10 * width * (1 if sequence_parallel else tp)  # norms, dropouts, inputs
-    scores = 5 * heads * seq if recompute == "none" else 0
-    return tokens * (outside + 24 * width + scores) / tp
+        outside, inside = 2 * h, 0
+    elif recompute == "half":
+        outside, inside = 2 * h + (1 + mlps) * h, 3 * heads + 2 * pairs + mlps * inner
+    elif recompute == "none":
+        inside += 5 * model.heads * seq
+    return tokens * (outside * (1 if layout.sequence_parallel else layout.tp) + inside) / layout.tp
 
 
-def memory(
-    model: Model, layout: Layout, seq: int, stage: int = 0, convention: str = "adam16"
-) -> dict[str, int]:
+def memory(model: Model, layout: Layout, seq: int, stage: int = 0) -> dict[str, int]:
     """The bytes of a rank of `stage` at its fullest, by kind, and their total.
 
-    "adam16": 2 bytes for a parameter and for a gradient, 12 for the optimizer (`model_states`);
-    dp x cp ranks shard. activations: what the layers keep of all the micro-batches in flight
+    As PyTorch's programs hold them: in mixed precision with float32 gradients (`_bytes_each`), on
+    dp x cp ranks that shard. activations: what the layers keep of all the micro-batches in flight
     (2205.05198, eq. 5; on the first of p stages min(p, m) under 1F1B, 1 + (p - 1) / (p v) times as
-    much with v chunks). temporary: what is held for a moment, or outside the layers
-    (`_temporary`). "playbook": what the Ultra-Scale Playbook plots, whose GB are GiB: 8 bytes for
-    the optimizer, matrices alone, activations of 34 s b h a layer, nothing temporary.
+    much with v chunks). temporary: what is held for a moment, or outside the layers (`_temporary`).
+    allocator: what it has taken of the GPU, and no tensor has.
 
-    Not counted: the allocator's fragments, the libraries' own buffers, float32 gradients, and the
-    buffer for each micro-batch's message that `torch.distributed.pipelining` keeps up to PyTorch
-    2.14 (since 2.15 it makes one when it receives; `trace` has what the installed one does).
+    Not counted: the libraries' own buffers (`fits`), and the buffer for each micro-batch's message
+    that `torch.distributed.pipelining` keeps up to PyTorch 2.14 (since 2.15 it makes one when it
+    receives; `trace` has what the installed one does).
     """
-    one_of("convention", convention, CONVENTIONS)
-    stages = layout.stages(model, seq)
+    stages = stages_of(model, layout, seq)
     one_of("stage", stage, range(layout.pp))
-    return held_by(model, layout, seq, stages[stage], CONVENTIONS[convention])
+    return held_by(model, layout, seq, stages[stage])
 
 
-def held_by(
-    model: Model, layout: Layout, seq: int, stage: Stage, how: Convention = CONVENTIONS["adam16"]
-) -> dict[str, int]:
+def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
+    """The memory of the stage that needs most."""
+    stages = telling(stages_of(model, layout, seq))
+    return max((held_by(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
+
+
+def fits(held: Mapping[str, int], hardware: Hardware) -> bool:
+    """Whether a rank's tensors, by kind, fit its GPU."""
+    return tensors(held) <= hardware.hbm_bytes
+
+
+def tensors(held: Mapping[str, int]) -> int:
+    """Without what the allocator holds back, which it gives back before it fails."""
+    return held["total"] - held.get("allocator", 0)
+
+
+def held_by(model: Model, layout: Layout, seq: int, stage: Stage) -> dict[str, int]:
     """`memory` of a stage that is known."""
+    parameters = stage_parameters(model, layout, stage)
     held = {
-        **_states(model, layout, stage, how),
-        "activations": _activations(model, layout, seq, stage, how),
-        "temporary": 0 if how.rough else _temporary(model, layout, seq, stage),
+        kind: size * sharded(layout, *parameters, from_stage)
+        for (kind, size), from_stage in zip(_bytes_each(layout).items(), (3, 2, 1))
     }
+    held["activations"] = _activations(model, layout, seq, stage)
+    held["temporary"] = _temporary(model, layout, seq, stage)
+    held["allocator"] = SPARE + HELD_BACK * sum(held.values())
     held = {kind: round(size) for kind, size in held.items()}
     return held | {"total": sum(held.values())}
+
+
+def _bytes_each(layout: Layout) -> dict[str, int]:
+    """Bytes of a parameter: Megatron-LM's, 2 + 4 + 12; FSDP2's, whose shards are the float32 copy."""
+    if layout.zero == 3:
+        return {"parameters": 4, "gradients": 4, "optimizer": 8}
+    return {"parameters": 2, "gradients": 4, "optimizer": 12}
 
 
 def stage_parameters(model: Model, layout: Layout, stage: Stage) -> tuple[int, int]:
     """The parameters of a rank of `stage` before ZeRO: all but experts' MLPs, and experts' MLPs."""
     experts = counting.expert_parameters(model, layout.tp, layout.ep) if model.experts else 0
     layer = counting.layer_parameters(model, layout.tp, layout.ep) - experts
+    sparse = stage.layers - stage.dense
     ends = _tables(model, stage) * vocabulary(model, layout.tp)
     ends += stage.embedding * model.positions * model.width + stage.head * counting.norm(model)
-    return stage.layers * layer + ends, stage.layers * experts
+    ends += stage.dense * counting.dense_parameters(model, layout.tp)
+    return sparse * layer + ends, sparse * experts
 
 
 def _tables(model: Model, stage: Stage) -> int:
@@ -137,18 +180,6 @@ def vocabulary(model: Model, tp: int) -> int:
     return -(-model.vocab // tp) * model.width
 
 
-def _states(model: Model, layout: Layout, stage: Stage, how: Convention) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer."""
-    parameters = stage_parameters(model, layout, stage)
-    if how.rough:
-        parameters = _rough_parameters(model, layout, stage), 0
-    sizes = {"parameters": how.parameter, "gradients": how.gradient, "optimizer": how.optimizer}
-    return {
-        kind: size * sharded(layout, *parameters, from_stage)
-        for (kind, size), from_stage in zip(sizes.items(), (3, 2, 1))
-    }
-
-
 def sharded(layout: Layout, dense: float, experts: float, from_stage: int) -> float:
     """Of how many parameters a rank has the state that ZeRO shards from `from_stage` on: 1 the
     optimizer's, 2 the gradients', 3 their own. Experts are sharded among fewer ranks."""
@@ -156,34 +187,9 @@ def sharded(layout: Layout, dense: float, experts: float, from_stage: int) -> fl
     return dense / shards + experts / max(shards // layout.ep, 1)
 
 
-def _rough_parameters(model: Model, layout: Layout, stage: Stage) -> float:
-    """The matrices of a stage, divided by the tensor ranks."""
-    mlps = max(model.experts, 1) // layout.ep * counting.mlp_matrices(model)
-    layer = counting.attention_matrices(model) + mlps
-    ends = _tables(model, stage) * model.vocab * model.width
-    return (stage.layers * layer + ends) / layout.tp
-
-
-def layer_activations(model: Model, layout: Layout, seq: int, recompute: str) -> float:
-    """The activations of one layer and micro-batch on a rank; context ranks share the sequence.
-
-    With experts, what the MLP keeps of a token, its input and 2 bytes for each inner number, is
-    kept once for each expert that the token visits.
-    """
-    arguments = (seq, layout.micro_batch, model.width, model.heads)
-    kept = activations_per_layer(*arguments, layout.tp, layout.sequence_parallel, recompute)
-    if model.experts and recompute != "full":
-        entering = 2 * model.width * (1 if layout.sequence_parallel else layout.tp)
-        visited = model.top_k * (entering + (6 if model.gated else 4) * model.ffn)
-        instead = entering + 16 * model.width  # of the paper's one MLP
-        kept += seq * layout.micro_batch * (visited - instead) / layout.tp
-    return kept / layout.cp
-
-
-def _activations(model: Model, layout: Layout, seq: int, stage: Stage, how: Convention) -> float:
+def _activations(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
     """What the layers of a stage keep of all its micro-batches in flight."""
-    scoreless = how.rough and layout.recompute == "none"
-    layer = layer_activations(model, layout, seq, "selective" if scoreless else layout.recompute)
+    layer = layer_activations(model, layout, seq, layout.recompute)
     flight = in_flight(layout.schedule, layout.pp, layout.micro_batches, layout.chunks)
     return layer * (stage.layers / layout.chunks) * flight[stage.index]
 
@@ -191,35 +197,38 @@ def _activations(model: Model, layout: Layout, seq: int, stage: Stage, how: Conv
 def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
     """What is held outside the layers, or for a moment.
 
-    2205.05198, section 4.3: the embedding's dropout masks of the micro-batches in flight, s b h / t
-    each; on the last stage 4 s b h / t (1 + v / h): the last norm's and the output layer's inputs,
-    and the logits in float32. With full recomputation the activations of the layer that is
-    computed again; with ZeRO 2 and 3 what is not sharded yet, or not any more (`_unsharded`).
+    With biases the embedding's dropout masks of the micro-batches in flight, s b h / t each (2205.05198, section
+    4.3); what ZeRO 2 and 3 have whole (`_unsharded`); and the larger of two moments of a backward
+    pass: the loss's, with the norm's and the output layer's inputs and LOGITS bytes a logit, and a
+    layer's, whose activations are computed again.
     """
-    tokens = seq * layout.micro_batch * model.width / (layout.tp * layout.cp)
+    tokens = seq * layout.micro_batch / (layout.tp * layout.cp)
     flat = "1f1b" if layout.chunks > 1 else layout.schedule
-    held = tokens * in_flight(flat, layout.pp, layout.micro_batches)[0] if stage.embedding else 0
-    if stage.head:
-        held += 4 * tokens * (1 + model.vocab / model.width)
-    if layout.recompute == "full":
-        held += layer_activations(model, layout, seq, "selective")
-    return held + _unsharded(model, layout, stage)
+    flight = in_flight(flat, layout.pp, layout.micro_batches)[0] if stage.embedding else 0
+    again = 0.0
+    if layout.recompute in ("full", "half"):
+        again = layer_activations(model, layout, seq, "selective")
+    loss = tokens * (4 * model.width + LOGITS * model.vocab) if stage.head else 0
+    masks = tokens * model.width * flight * model.bias
+    return masks + max(again, loss) + _unsharded(model, layout, stage)
 
 
 def _unsharded(model: Model, layout: Layout, stage: Stage) -> float:
-    """What ZeRO 2 and 3 hold whole for a moment, 2 bytes each.
+    """What ZeRO 2 and 3 hold whole for a moment.
 
-    Gradients are sent once a step (`traffic`): with several micro-batches a stage's are whole until
-    the last one, with one the largest piece's. Pieces are the layers and the root, which is all
-    outside them. With stage 3 the root's parameters and those of the layers that are gathered: of
-    two, the one that computes and the next (FSDP, 2304.11277, section 3.2), or without reshard all.
+    Of a layer, gradients as autograd makes them and the float32 copy that is sent; of the root, which
+    is all outside the layers, gradients that wait for its last. FSDP2 reduces in every micro-batch, a
+    pipeline only in the last one, until when all of a stage's are whole. With stage 3 also, of 2 bytes, the root's parameters and those of the layers that are gathered: of two, the one
+    that computes and the next (FSDP, 2304.11277, section 3.2), or without reshard all.
     """
     if layout.shards == 1 or layout.zero < 2:
         return 0
     layer = counting.layer_parameters(model, layout.tp, layout.ep)
     every = sum(stage_parameters(model, layout, stage))
-    root = every - stage.layers * layer
-    count = every if layout.micro_batches > 1 else max(layer, root)
-    if layout.zero == 3:
-        count += root + layer * (min(2, stage.layers) if layout.reshard else stage.layers)
-    return 2 * count
+    root = max(every - stage.layers * layer, 0)
+    waiting = layout.pp > 1 and layout.micro_batches > 1
+    whole = 4 * every if waiting else 6 * layer + 2 * root
+    if layout.zero == 2:
+        return whole
+    layers = min(2, stage.layers) if layout.reshard else stage.layers
+    return whole + 2 * (root + layers * layer)

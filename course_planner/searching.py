@@ -1,27 +1,26 @@
 """The layouts of a model on a cluster, from the quickest."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, telling, whole
-from course_planner.memory import held_by
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, whole
+from course_planner.memory import fits, fullest, tensors
 from course_planner.timing import Calibration, StepTime, step_time
 
-MARGIN = 0.9  # of a GPU's memory; the rest is for the allocator's fragments and the libraries
-LARGEST_MICRO_BATCH = 16
 LONG_ENOUGH = 4096  # tokens that a context rank keeps at least
 CHUNKS = (2, 3, 4, 5, 6, 8)
+SPLIT = ("dp", "tp", "pp", "cp", "ep")
 
 REASONS = {
     "heads": "The heads, KV heads or columns of the MLP cannot be split among the tensor ranks.",
     "layers": "There are too few layers for the stages, or they do not fill the chunks.",
     "sequence": "The sequence cannot be split among the tensor and context ranks.",
     "experts": "The experts cannot be shared out among the expert ranks.",
-    "batch": "The global batch is no multiple of the data ranks times the micro-batch.",
+    "batch": "The global batch is no multiple of the data ranks.",
     "interleaving": "Interleaving needs a multiple of the stages as number of micro-batches.",
-    "memory": f"It needs more than {MARGIN:.0%} of a GPU's memory.",
+    "memory": "Its tensors need more than a GPU's memory.",
 }
 
 
@@ -47,33 +46,57 @@ def search(
     calibration: Calibration | None = None,
     keep: int = 10,
     progress: Callable[[], object] = lambda: None,
+    allowed: Callable[[Layout], bool] = lambda layout: True,
 ) -> tuple[list[Plan], Counter[str]]:
     """The `keep` quickest layouts, and how many were rejected for which of REASONS.
 
-    global_batch: sequences in a step. Tried are all sizes of groups that multiply to `gpus`,
-    micro-batches of powers of two, ZeRO 1 and 3, every schedule that a framework has, and every
-    recomputation. Tensor groups may leave the node: the network's time speaks against it.
-    `progress` is called for each layout that is legal.
+    global_batch: sequences in a step. Tried are all sizes of groups that multiply to `gpus`, all
+    micro-batches, the stages of ZeRO (`_shardings`), every schedule that a framework has, and every
+    recomputation, of which `allowed` may leave some out. Tensor groups may leave the node: the network's time speaks
+    against it. `progress` is called for each layout that is legal.
     """
     whole(gpus=gpus, global_batch=global_batch, seq=seq, keep=keep)
     rejected: Counter[str] = Counter()
     plans = []
-    for layout in _layouts(model, gpus, global_batch, seq, rejected):
+    for layout in filter(allowed, _layouts(model, gpus, global_batch, seq, rejected)):
         progress()
         held = fullest(model, layout, seq)
-        if held["total"] > MARGIN * hardware.hbm_bytes:
+        if not fits(held, hardware):
             rejected["memory"] += 1
             continue
         time = step_time(model, layout, seq, hardware, calibration)
         plans.append(Plan(layout, time, held))
-    plans.sort(key=lambda plan: (plan.time.seconds, plan.memory["total"]))
+    plans.sort(key=_order)
     return plans[:keep], rejected
 
 
-def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
-    """The memory of the stage that needs most."""
-    stages = telling(layout.stages(model, seq))
-    return max((held_by(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
+def differing(plans: Sequence[Plan], keep: int) -> list[Plan]:
+    """Of `plans`, the quickest of each split among the ranks; where these are fewer than `keep`, also of
+    each ZeRO and recomputation. Chunks and micro-batches alone make no other plan."""
+    chosen: list[Plan] = []
+    for names in (SPLIT, (*SPLIT, "zero", "recompute")):
+        best: dict[tuple, Plan] = {}
+        for plan in sorted(plans, key=_order):
+            best.setdefault(tuple(getattr(plan.layout, name) for name in names), plan)
+        chosen += [plan for plan in best.values() if plan not in chosen]
+    return sorted(chosen[:keep], key=_order)
+
+
+def needs(
+    model: Model,
+    gpus: int,
+    global_batch: int,
+    seq: int,
+    allowed: Callable[[Layout], bool] = lambda layout: True,
+) -> list[tuple[dict[str, int], Layout]]:
+    """What the fullest rank of each legal layout holds, whether it fits or not; from the leanest."""
+    tried = filter(allowed, _layouts(model, gpus, global_batch, seq, Counter()))
+    found = [(fullest(model, layout, seq), layout) for layout in tried]
+    return sorted(found, key=lambda each: tensors(each[0]))
+
+
+def _order(plan: Plan) -> tuple[float, int]:
+    return plan.time.seconds, plan.memory["total"]
 
 
 def _divisors(number: int) -> list[int]:
@@ -109,7 +132,7 @@ def _illegal(model: Model, tp: int, cp: int, pp: int, seq: int) -> str | None:
 def _runs(model: Model, split: Layout, batch: int, rejected: Counter[str]) -> Iterator[Layout]:
     """How a step can run on such a split: experts, micro-batches, schedule, ZeRO, recomputation."""
     for ep in _experts(model, split, rejected):
-        for micro_batch in _micro_batches(batch, rejected):
+        for micro_batch in _divisors(batch):
             micro_batches = batch // micro_batch
             for schedule, chunks in _schedules(model, split.pp, micro_batches, rejected):
                 for (zero, reshard), recompute in product(_shardings(split), RECOMPUTE):
@@ -134,16 +157,6 @@ def _experts(model: Model, split: Layout, rejected: Counter[str]) -> Iterator[in
             yield ep
 
 
-def _micro_batches(batch: int, rejected: Counter[str]) -> Iterator[int]:
-    size = 1
-    while size <= min(LARGEST_MICRO_BATCH, batch):
-        if batch % size:
-            rejected["batch"] += 1
-        else:
-            yield size
-        size *= 2
-
-
 def _schedules(
     model: Model, pp: int, micro_batches: int, rejected: Counter[str]
 ) -> Iterator[tuple[str, int]]:
@@ -165,8 +178,11 @@ def _schedules(
 def _shardings(split: Layout) -> list[tuple[int, bool]]:
     """ZeRO's stage, and whether parameters are given up after a forward pass.
 
-    Behind a pipeline they are not: each micro-batch would gather them again.
+    Behind a pipeline they are not: each micro-batch would gather them again. Nor does stage 2 save
+    anything there, whose gradients are whole until the last micro-batch; and stage 1 sends as much as 0.
     """
     if split.shards == 1:
         return [(0, True)]
-    return [(1, True), (3, False)] + [(3, True)] * (split.pp == 1)
+    if split.pp > 1:
+        return [(1, True), (3, False)]
+    return [(0, True), (1, True), (2, True), (3, False), (3, True)]

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from course_planner import counting
-from course_planner.descriptions import SCHEDULES, Layout, Model, Stage, one_of
+from course_planner.descriptions import SCHEDULES, Layout, Model, one_of
 from course_planner.memory import stage_parameters, vocabulary
+from course_planner.stages import Stage, stages_of
 from course_utils.comm.rings import bus_factor
 from course_utils.lesson import schedules
 
@@ -36,14 +37,15 @@ def traffic(model: Model, layout: Layout, seq: int, stage: int = 0) -> list[Call
     layer forward and two backward, or as many pairs of reduce-scatter and all-gather (2205.05198,
     section 4.2.2). Stages: s b h a boundary, and 1 / t of it with sequence parallelism. Context
     ranks gather keys and values (Llama 3, 2407.21783, section 3.3.2). Experts: tokens go out and
-    come back (GShard, 2006.16668, section 2.2). Data ranks: ZeRO (1910.02054, section 7), gradients
-    once a step, parameters as FSDP2 gathers them (`gatherings`); the ring's (n - 1) / n, which the
-    paper takes for 1, is counted.
+    come back (GShard, 2006.16668, section 2.2), a copy for each expert. Data ranks: ZeRO (1910.02054,
+    section 7), gradients once a step, with stage 3 in every micro-batch, as FSDP2 does unless told
+    not to; parameters as FSDP2 gathers them (`gatherings`); the ring's (n - 1) / n, which the paper
+    takes for 1, is counted.
 
     Not counted: the few numbers of the loss and of the norms' gradients, padding, and the second
     gathering of a layer's input with which Megatron-LM saves memory.
     """
-    stages = layout.stages(model, seq)
+    stages = stages_of(model, layout, seq)
     one_of("stage", stage, range(layout.pp))
     return sent_by(model, layout, seq, stages[stage])
 
@@ -101,7 +103,7 @@ def _tensor(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Ca
 
 def _context(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call]:
     """Keys and values of the whole sequence, and backward the sum of their gradients."""
-    columns = 2 * max(model.kv_heads // layout.tp, 1) * (model.width // model.heads)
+    columns = 2 * max(model.kv_heads // layout.tp, 1) * model.head_size
     payload = BYTES * seq * layout.micro_batch * columns
     ops = {"forward": "all_gather", "backward": "reduce_scatter"}
     for when, passes in _passes(layout, stage).items():
@@ -135,14 +137,18 @@ def _data(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call
     FSDP handles each layer by itself, and the embedding, the last norm and the output layer as one
     more piece, the root, whose parameters it keeps until its backward pass.
     """
-    layers = stage.layers
     dense, experts = (BYTES * count for count in stage_parameters(model, layout, stage))
-    inside = BYTES * counting.layer_parameters(model, layout.tp, layout.ep) - experts // layers
-    root = dense - layers * inside
-    yield from _shared(layout, stage, "dp", layout.shards, [(layers, inside), (1, root)])
+    sparse = stage.layers - stage.dense
+    own = BYTES * counting.expert_parameters(model, layout.tp, layout.ep) if model.experts else 0
+    layers = [
+        (sparse, BYTES * counting.layer_parameters(model, layout.tp, layout.ep) - own),
+        (stage.dense, BYTES * counting.dense_parameters(model, layout.tp)),
+    ]
+    root = dense - sum(count * each for count, each in layers)
+    yield from _shared(layout, stage, "dp", layout.shards, layers, root)
     if experts:
         ranks = max(layout.shards // layout.ep, 1)
-        yield from _shared(layout, stage, "edp", ranks, [(layers, experts // layers), (1, 0)])
+        yield from _shared(layout, stage, "edp", ranks, [(sparse, own)], 0)
     if model.tied and stage.embedding != stage.head:
         table = BYTES * vocabulary(model, layout.tp)
         yield _collective("ends", "all_reduce", 2, 1, table, "step")
@@ -174,24 +180,24 @@ def gatherings(layout: Layout, stage: Stage) -> dict[str, int]:
 
 
 def _shared(
-    layout: Layout, stage: Stage, group: str, ranks: int, pieces: list[tuple[int, int]]
+    layout: Layout, stage: Stage, group: str, ranks: int, layers: list[tuple[int, int]], root: int
 ) -> Iterator[Call]:
     """All-reduce; with ZeRO reduce-scatter and all-gather; with stage 3, piece by piece.
 
-    pieces: how many layers, and the bytes of one; one root, and its bytes.
+    layers: how many, and the bytes of one. A pipeline's stage sums up gradients once a step.
     """
-    size = sum(count * each for count, each in pieces)
+    size = root + sum(count * each for count, each in layers)
     if layout.zero == 0:
         yield _collective(group, "all_reduce", ranks, 1, size, "step")
     elif layout.zero < 3:
         yield _collective(group, "reduce_scatter", ranks, 1, size, "step")
         yield _collective(group, "all_gather", ranks, 1, size, "step")
     else:
-        (layers, layer), (_, root) = pieces
-        for when, passes in gatherings(layout, stage).items():
-            calls = layers * passes // layout.chunks
-            yield _collective(group, "all_gather", ranks, calls, layer, when)
         runs = layout.micro_batches if layout.pp == 1 else 1
+        for count, each in layers:
+            for when, passes in gatherings(layout, stage).items():
+                calls = count * passes // layout.chunks
+                yield _collective(group, "all_gather", ranks, calls, each, when)
+            yield _collective(group, "reduce_scatter", ranks, runs * count, each, "backward")
         yield _collective(group, "all_gather", ranks, runs, root, "forward")
-        yield _collective(group, "reduce_scatter", ranks, layers, layer, "backward")
-        yield _collective(group, "reduce_scatter", ranks, 1, root, "backward")
+        yield _collective(group, "reduce_scatter", ranks, runs, root, "backward")

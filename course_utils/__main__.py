@@ -8,17 +8,18 @@ import argparse
 import sys
 from importlib.metadata import entry_points
 
-from course_utils import hardware
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command."""
+    given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m course_utils")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_doctor(commands)
-    for found in sorted(entry_points(group="course_utils.commands"), key=lambda each: each.name):
+    known = sorted(entry_points(group="course_utils.commands"), key=lambda each: each.name)
+    # of one command the package alone: the others take seconds to import
+    for found in [each for each in known if each.name in given[:1]] or known:
         found.load()(commands)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     options.run(options)
 
 
@@ -36,6 +37,8 @@ def _doctor(options: argparse.Namespace) -> None:
     if options.cluster is not None:
         _cluster_doctor(options.cluster)
         return
+    from course_utils import hardware  # and with it PyTorch
+
     hardware.report()
     print(hardware.doctor())
 

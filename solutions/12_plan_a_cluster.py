@@ -106,10 +106,10 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 # ### What a rank holds
 #
 # In mixed precision a parameter takes 2 bytes, its gradient 2, and Adam 12: a float32 copy and two averages
-# ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). Programs that keep gradients in float32
-# hold 2 bytes more. A layer has $12 W^2$ parameters, an embedding $V W$. Tensor ranks share out every matrix, and the
-# data ranks share out each of these parts again: with ZeRO 1 the optimizer state, with ZeRO 2 the gradients too, and
-# with ZeRO 3 also the parameters.
+# ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). Programs that keep gradients in float32,
+# as most do today and `estimate.memory` counts, hold 2 bytes more. A layer has $12 W^2$ parameters, an embedding
+# $V W$. Tensor ranks share out every matrix, and the data ranks share out each of these parts again: with ZeRO 1 the
+# optimizer state, with ZeRO 2 the gradients too, and with ZeRO 3 also the parameters.
 #
 # For a micro-batch of $b$ sequences, a layer keeps
 #
@@ -390,11 +390,11 @@ def traffic_of(model: Model, layout: Layout, seq: int, stage: int) -> dict[str, 
     Tensor ranks: a layer has two all-gathers and two reduce-scatters of s b W numbers in each pass,
     forward and backward; with recompute "full" the forward pass runs twice. Stages: for each
     micro-batch a tensor rank's part of s b W numbers to the next stage, and their gradients to the
-    one before. Data ranks, of 12 W^2 / t numbers a layer: an all-reduce of the gradients, once a
-    step, or with ZeRO 1 and 2 a reduce-scatter and an all-gather, which send as much. With ZeRO 3,
-    which comes with pp = 1 only, a reduce-scatter of the gradients once a step, and an all-gather of
-    the parameters before every forward and every backward pass of a micro-batch; with recompute
-    "full" the second forward pass uses those of the backward pass.
+    one before. Data ranks, of 12 W^2 / t numbers a layer: an all-reduce of the gradients, once a step,
+    or with ZeRO 1 and 2 a reduce-scatter and an all-gather, which send as much. With ZeRO 3, which comes
+    with pp = 1 only, every micro-batch has an all-gather of the parameters before its forward and before
+    its backward pass, and a reduce-scatter of the gradients, as FSDP2 does unless told not to; with
+    recompute "full" the second forward pass uses the parameters of the backward pass.
     """
     ### BEGIN SOLUTION
     t, d, m = layout.tp, layout.dp, layout.micro_batches
@@ -402,7 +402,7 @@ def traffic_of(model: Model, layout: Layout, seq: int, stage: int) -> dict[str, 
     hidden = 2 * seq * layout.micro_batch * model.width
     collectives = 12 if layout.recompute == "full" else 8
     neighbours = (stage > 0) + (stage < layout.pp - 1)
-    rounds = 1 + 2 * m if layout.zero == 3 else 2
+    rounds = 3 * m if layout.zero == 3 else 2
     weights = 2 * layers * 12 * model.width**2 / t
     return {
         "tp": m * layers * collectives * hidden * (t - 1) / t,
@@ -549,7 +549,7 @@ print(f"with a bubble of {idle:.2f}: {(work / a100.peak + on_links) / (1 - idle)
 # %% [markdown]
 # Is the last time too short or too long, and by how much? Guess before you run the next cell.
 #
-# No program reaches the peak of a data sheet, or its bandwidth. So `estimate.step_time` has a dozen constants, such
+# No program reaches the peak of a data sheet, or its bandwidth. So `estimate.step_time` has five constants, such
 # as the share of the peak that large matrices reach. `estimate.calibrate` fits them to steps that somebody has
 # measured: here to seven rows of the paper's tables, with models of 1.7 to 175 billion parameters. The trillion is
 # not among them.
@@ -572,7 +572,8 @@ plt.show()
 # send hardly shows.*
 #
 # The peak alone gives half of what was measured. With links and bubble, 64 s are still too short by a factor of
-# 1.6. Without measured rows `step_time` uses its defaults, and the interval is five times as wide.
+# 1.6. The interval comes of rows that were left out of the fit. Without rows `step_time` uses its defaults, and the
+# interval is a third wider.
 
 # %% [markdown]
 # ### 12.3 How long a step takes (3 points)
@@ -632,8 +633,8 @@ check("12.3", step_time_of)
 # %% [markdown]
 # ### Four published choices
 #
-# `estimate.search` gets a model, GPUs and a batch. It tries all sizes that multiply to the number of GPUs, all
-# schedules, recomputations and micro-batches, and sorts the legal ones by seconds. Does it find what people chose?
+# `estimate.search` gets a model, GPUs and a batch. It tries all sizes that multiply to the number of GPUs, with
+# schedules, ZeRO, recomputations and micro-batches, and sorts the legal ones by seconds. Does it find what people chose?
 #
 # * Megatron's trillion, as above.
 # * Llama 3 405B ([Llama team 2024](https://arxiv.org/abs/2407.21783), table 4): 8,192 H100 with 8,192 tokens of
@@ -646,12 +647,11 @@ check("12.3", step_time_of)
 llama = published.rows("Llama 3")[0].layout
 titan = published.rows("torchtitan")[0]
 long_context = replace(llama, dp=8, cp=16, micro_batches=16)
-large_memory = replace(h100, hbm_bytes=96 * 10**9)  # torchtitan's H100 have 96 GB
 chosen = {
     "Megatron 1 T": (trillion, megatron, 2048, a100, known),
     "Llama 3 405B, 8k": (published.LLAMA["405B"], llama, 8192, h100, None),
     "Llama 3 405B, 131k": (published.LLAMA["405B"], long_context, 131_072, h100, None),
-    "torchtitan 8B": (titan.model, titan.layout, titan.seq, large_memory, None),
+    "torchtitan 8B": (titan.model, titan.layout, titan.seq, titan.hardware, None),
 }
 plans = {}
 print("quicker than the published choice:")
@@ -664,10 +664,10 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
     print(f"{name}: {faster} of {len(plans[name])} plans, the best by {max(more, 0):.0%}")
 
 # %% [markdown]
-# Of some 2,700 plans for 405B at 8k, three are quicker, by no more than the error of the estimate. With long context
-# none is quicker, and for 8B on 8 GPUs FSDP alone is the best.
+# Of some 8,200 plans for 405B at 8k, five are quicker, and with long context four, by no more than the error of the
+# estimate. For 8B the quickest keep what torchtitan computes again, every second matrix product.
 #
-# For the trillion, hundreds of plans are quicker. They use what was published after 2021: selective recomputation
+# For the trillion, a third of the plans are quicker. They use what was published after 2021: selective recomputation
 # with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap has one reason: they
 # do not run every forward pass twice.
 #
@@ -768,9 +768,8 @@ print(
 # (Korthikanti et al. 2022, section 4.2.2); `parallelize_module` keeps them. And more than 34 bytes are shared out,
 # since no kernels are fused here. The trace shows this before you rent.
 #
-# The formula can also be too large. The paper's table and `estimate.memory` keep the input of a recomputed layer
-# whole on every tensor rank, but sequence parallelism shares it out. No formula knows the allocator's fragments or
-# what a library holds. Leave a tenth of the memory free, and trace.
+# The formula can also be too large: sequence parallelism shares out the input of a recomputed layer. Outside the layers, a loss holds its logits several times, and the allocator takes
+# more than tensors need; `estimate.memory` has both.
 #
 # ### The stage that nobody looked at
 #
@@ -800,11 +799,11 @@ fit(bars, h100.hbm_bytes, "The second of 16 stages is the fullest")
 plt.show()
 
 # %% [markdown]
-# *Llama 3 405B at 8k. By the formula, stages 0, 1 and 7 need more than the 80 GB of a GPU. Stage 1 needs most: it has
-# a layer more than stage 0, and more micro-batches in flight than stage 7.*
+# *Llama 3 405B at 8k. By the arithmetic, all four stages need more than a GPU's 85 GB, which are 79 GiB. Stage 1 needs
+# most: it has a layer more than stage 0, and more micro-batches in flight than stage 7.*
 #
-# If you make room for stage 0 alone, stage 1 is still 9 GB short. The published run fitted, because its authors freed
-# tensors early that backward would not need (section 3.3.2 of the paper). The formula does not know that.
+# If you make room for stage 0 alone, stage 1 is still 12 GB short. The published run fitted, because its authors sharded
+# gradients and freed tensors early (section 3.3.2 of the paper).
 
 # %% [markdown]
 # ### A tensor group that leaves the machine
@@ -827,8 +826,6 @@ plt.show()
 
 # %% [markdown]
 # *The dark bars, the matrices, are equally long. The orange ones grow: the collectives that every layer waits for.*
-#
-# All three programs are correct. A profile would show that ranks wait, but not why.
 #
 # ### Bug hunt: MFU
 #
@@ -906,7 +903,7 @@ compare(
 #
 # * 405B on 512 GPUs, with 8k and with 128k of context. How does the plan change, and what limits it?
 # * 70B on 512 GPUs, with a slower and a faster network. Which parts grow, and what does the search change?
-# * 70B on 8 GPUs. What is refused, and why?
+# * 70B on 8 GPUs. What is missing?
 
 # %%
 Explorer(
@@ -918,15 +915,16 @@ Explorer(
 )
 
 # %% [markdown]
-# *At the start: 8B on 8 GPUs. Above, the fullest rank against the 80 GB; below, the seconds of a step by what they
-# are spent on. "Temporary" is what is held for a moment, like gathered parameters, or outside the layers, like the
-# logits. All of it is calculated, not measured.*
+# *At the start: 8B on 8 GPUs. Above, the fullest rank against the 79 GiB that there are; below, the seconds of a step by
+# what they are spent on. "Temporary" is what is held for a moment, like gathered parameters, or outside the layers, like
+# the logits. All is calculated, not measured.*
 #
-# Both halves of this chapter are commands too: `trace` for a file with a function `program(mesh, layout)`, and `plan`.
+# Both halves of this chapter are commands too: `trace` for a file with a function `program(mesh, layout)`, and `plan`,
+# which searches where you give no layout.
 #
 # ```
 # python -m course_utils trace my_program.py --ranks 16384 --layout tp=8,pp=16,dp=128
-# python -m course_utils plan --model 70B --gpus 512 --seq 8192 --batch 512 --hardware H100
+# python -m course_utils plan --model 70B --gpus 512 --seq 8192 --batch 512 --layout tp=8,pp=8
 # ```
 
 # %% [markdown]
@@ -936,8 +934,8 @@ Explorer(
 #
 # 1. **The links.** Run nccl-tests' `all_reduce_perf` on one node: its *busbw* is `intra_bandwidth`. Run it on two
 #    nodes with *one GPU each*: its busbw is `inter_bandwidth`, which is the rate of one network card. (With all GPUs
-#    of both nodes, busbw is the rate of all cards together; divide it by the GPUs of a node.) The time of small
-#    messages is the latency.
+#    of both nodes, busbw is the rate of all cards together; divide it by the GPUs of a node.) Half the time of
+#    a small message between two GPUs is the latency.
 # 2. **A few steps.** Train some steps with three or four layouts on 1, 2 and 4 nodes, with few layers. Each is a `Row`:
 #    model, layout, sequence length, seconds. `calibrate` takes them.
 # 3. **The memory.** Trace the real program with the layout that you want. Run that rank's stage on one GPU, and
@@ -955,8 +953,8 @@ for count in (0, 1, 3, 7):
 print(f"published: {measured_seconds:.0f} s")
 
 # %% [markdown]
-# One row makes the interval narrow and wrong: it says nothing about tensor ranks or stages, and the fit does not know
-# that. Calibrate with layouts that use what you plan to use. No plan includes slow nodes, a network that others
+# One row makes the estimate worse, and the interval stays wide: the row says nothing about tensor ranks or stages, and
+# alone it leaves no row to test the fit with. Calibrate with layouts that use what you plan to use. No plan includes slow nodes, a network that others
 # share, or failures (chapter 9).
 
 # %% [markdown]

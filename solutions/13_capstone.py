@@ -716,7 +716,7 @@ def plan(
     """Returns a layout of all `gpus`, and how many steps lie between two checkpoints.
 
     The layout has `batch` sequences of `seq` tokens in a step, is legal (`Layout.check`), and its
-    fullest rank holds at most 90 % of `hardware.hbm_bytes` (`estimate.memory`). A step takes
+    fullest rank fits (`estimate.memory` of each stage, `estimate.fits`). A step takes
     `estimate.step_time`. A checkpoint has 14 bytes a parameter, parameters and optimizer in mixed
     precision, each written once, at `disk` bytes a second for all ranks together; training waits. A
     node has `hardware.node` GPUs and fails every `node_days` days on average; the job fails with the
@@ -746,13 +746,13 @@ check("13.3", plan)
 gpt = Model(96, 12_288, 96, 51_200, tied=False, bias=False)
 h100 = Hardware(
     peak=989e12,
-    hbm_bytes=80 * 10**9,
+    hbm_bytes=80 * 2**30,
     hbm_bandwidth=3.35e12,
     node=8,
     intra_bandwidth=450e9,
-    intra_latency=5e-6,
+    intra_latency=1.9e-6,
     inter_bandwidth=50e9,
-    inter_latency=15e-6,
+    inter_latency=8.5e-6,
 )
 [best] = estimate.search(gpt, 1024, 1536, 2048, h100, keep=1)[0]
 print("layout:", estimate.described(best.layout))

@@ -33,8 +33,9 @@ plt.show()
 # | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | Mixtral 8x7B: 47 billion parameters, of which a token meets 13 | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
 #
-# For a model and GPUs of your own, `python -m course_utils plan --help` tries all of them but the first and the last (chapter 12), and
-# `python -m course_utils trace --help` runs your program as one rank of thousands.
+# For a model and GPUs of your own, `python -m course_utils plan --help` tries all of them but the first and the last
+# (chapter 12), or answers for a layout that you give it; `python -m course_utils trace --help` runs your program as
+# one rank of thousands, or as several, and says whether their calls match.
 #
 # Activations too large? First recompute: a third more computing, nothing more is sent (08 further: 4).
 #

@@ -1,6 +1,6 @@
 """The figures of chapter 12: the site, and the plan of the explorer."""
 
-from collections.abc import Mapping
+import textwrap
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -8,6 +8,7 @@ from matplotlib.patches import Rectangle
 import course_planner as estimate
 from course_planner import published
 from course_planner.figures import plans
+from course_planner.printing import nothing_fits
 from course_utils import plots
 
 TOKENS = 4_194_304  # of a batch of the explorer
@@ -48,25 +49,22 @@ def your_plan(model: str, gpus: str, context: str, network: str) -> Figure:
     slow = {"inter_bandwidth": bandwidth}
     hardware = estimate.Hardware(**{**vars(published.H100), **slow})
     batch = TOKENS // seq
-    found, refused = estimate.search(
-        published.LLAMA[model], int(gpus), batch, seq, hardware, keep=1
-    )
+    sizes = (published.LLAMA[model], int(gpus), batch, seq, hardware)
+    found, _ = estimate.search(*sizes, keep=1)
     if not found:
-        return _nothing(refused, model, gpus)
+        return _nothing(nothing_fits(*sizes, "H100"))
     (best,) = found
-    *ranks, schedule, states = estimate.described(best.layout).split("; ")  # too long for a line
     return plans.fit_and_time(
-        {"": best.memory},
+        {"": best.memory | {"allocator": 0}},  # taken where there is room
         {"": best.time.parts},
         hardware.hbm_bytes,
         f"seconds of a step of {batch} sequences; most of it: {best.limit}",
-        f"{'; '.join(ranks)};\n{schedule}; {states}",
+        estimate.described(best.layout),
     )
 
 
-def _nothing(refused: Mapping[str, int], model: str, gpus: str) -> Figure:
+def _nothing(why: str) -> Figure:
     figure, ax = plots.canvas(height=2.0)
-    lines = [f"{count} layouts: {estimate.REASONS[why]}" for why, count in refused.items()]
-    text = "\n".join([f"No layout of {gpus} GPUs holds the {model} model.", *lines])
-    ax.text(0.2, 1.2, text, fontsize=10, va="center")
+    lines = [textwrap.fill(line, 90, subsequent_indent="  ") for line in why.splitlines()]
+    ax.text(0.2, 1.2, "\n".join(lines), fontsize=10, va="center")
     return figure

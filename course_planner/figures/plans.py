@@ -1,5 +1,6 @@
 """What a plan needs: the bytes of ranks against a GPU's memory, the seconds of steps by kind."""
 
+import textwrap
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -19,6 +20,7 @@ BYTES = {
     "activations": (COLORS["activations"], ""),
     "temporary": (COLORS["temporary"], ""),
     "gathered": (COLORS["temporary"], "///"),
+    "allocator": (COLORS["other"], ""),
 }
 SECONDS = {
     "matrices": (COLORS["matrices"], ""),
@@ -33,7 +35,6 @@ SECONDS = {
     "other groups": (COLORS["communication"], "---"),
     "bubble": (COLORS["waiting"], "////"),
     "optimizer": (COLORS["update"], ""),
-    "overhead": (COLORS["other"], "///"),
 }
 HAS = "dashed: what a GPU has"
 HAIR = 0.005  # of an axis: what is shorter has no room for an edge, nor for a colour to be told by
@@ -62,15 +63,15 @@ def where_time_goes(steps: Rows, title: str) -> Figure:
 def fit_and_time(ledgers: Rows, steps: Rows, limit: float, below: str, title: str) -> Figure:
     """Both, one above the other, each with its legend; `below` stands under the seconds."""
     figure, axes = plt.subplots(2, figsize=(WIDTH, 4.2 + 0.8 * len(ledgers)))
-    _stacked(axes[0], ledgers, BYTES, 1e9, "GB", limit)
-    axes[0].set_xlabel(f"bytes of the fullest rank, in GB; {HAS}")
+    _stacked(axes[0], ledgers, BYTES, 2**30, "GiB", limit)
+    axes[0].set_xlabel(f"bytes of the fullest rank, in GiB; {HAS}")
     _stacked(axes[1], steps, SECONDS, 1.0, "s")
     axes[1].set_xlabel(below)
     for ax, rows, looks in ((axes[0], ledgers, BYTES), (axes[1], steps, SECONDS)):
         shown = _patches(rows, looks)
         place = {"loc": "lower left", "bbox_to_anchor": (0, 0.98), "ncols": 6, "fontsize": 9}
         ax.legend(list(shown.values()), list(shown), **place)
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=11)
+    figure.suptitle(textwrap.fill(title, 75), x=0.01, ha="left", weight="bold", fontsize=11)
     return figure
 
 

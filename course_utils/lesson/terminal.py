@@ -43,16 +43,6 @@ def scratch() -> Path:
     return folder
 
 
-def must_be_writable(path: Path) -> None:
-    """Raises ValueError, with a sentence, where `path` cannot be written; an empty file is made."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be written ({error.strerror}); choose another file."
-        ) from error
-
-
 def loopback() -> str:
     """The name of this machine's loopback interface."""
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

@@ -4,14 +4,25 @@ import itertools
 import math
 from dataclasses import replace
 
-import psutil
 import pytest
 
 import course_planner as estimate
-from course_planner import Calibration, Hardware, Layout, Model, here, published, timing
-from course_planner.networks import Place, place_of
-from tests.benchmarks import bench_plans
+from course_planner import (
+    Calibration,
+    Hardware,
+    Layout,
+    Model,
+    calibrating,
+    published,
+    searching,
+    timing,
+)
+from course_planner.memory import fits, fullest
+from course_planner.networks import Place, latency_of, place_of
+from course_utils.comm.rings import bus_factor
+from tests.benchmarks import bench_plans, papers
 
+NCCL = published.table("07_nccl.json")["measured_allreduce_32ranks"]
 MODEL = Model(8, 1024, 16, 32000, ffn=4096)
 SEQ = 2048
 SMALL = Hardware(100e12, 16 * 10**9, 1e12, 4, 100e9, 5e-6, 10e9, 1e-5)
@@ -80,7 +91,8 @@ def test_more_micro_batches_shrink_the_bubble_and_zero_bubble_is_below_1f1b():
 
 
 def test_a_tensor_group_that_leaves_its_node_is_slower():
-    assert seconds(Layout(tp=8), SMALL) > seconds(Layout(tp=8), replace(SMALL, node=8))
+    layout = Layout(tp=8, micro_batch=8)
+    assert seconds(layout, SMALL) > seconds(layout, replace(SMALL, node=8))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,7 @@ def test_calibrating_comes_near_to_rows_that_the_model_itself_made():
     made = estimate.Calibration(matrices=0.5, intra=0.5)
     layouts = [
         Layout(tp=tp, dp=dp, micro_batch=size)
-        for tp, dp, size in itertools.product((1, 2, 4), (1, 2), (1, 8))
+        for tp, dp, size in itertools.product((1, 2, 4), (1, 2), (4, 16))
     ]
     rows = [
         estimate.Row(MODEL, at, SEQ, estimate.step_time(MODEL, at, SEQ, SMALL, made).seconds)
@@ -128,23 +140,52 @@ def test_calibrating_comes_near_to_rows_that_the_model_itself_made():
         assert seconds(row.layout) < 0.9 * row.seconds  # the defaults are far off
 
 
-@pytest.mark.parametrize("paper", published.HARDWARE)
-def test_every_published_row_is_a_legal_layout(paper):
-    rows = published.rows(paper)
+@pytest.mark.parametrize("source", papers.SOURCES)
+def test_every_published_row_is_a_legal_layout(source):
+    rows = [run.row for run in papers.runs(source)]
     assert rows and len({row.name for row in rows}) == len(rows)
     for row in rows:
         time = estimate.step_time(
-            row.model, row.layout, row.seq, row.hardware or published.HARDWARE[paper]
+            row.model, row.layout, row.seq, row.hardware or papers.SOURCES[source]
         )
         assert row.seconds > 0 and math.isfinite(time.seconds)
 
 
-@pytest.mark.parametrize("paper", ["Megatron SC21", "Korthikanti", "zero bubble", "torchtitan"])
-def test_rows_left_out_are_predicted_within_the_bound_and_better_than_by_one_rate(paper):
-    judged = bench_plans.judge(paper)
-    error = judged.error(judged.left_out)
-    assert error <= bench_plans.BOUNDS[paper]
-    assert error < judged.error(judged.null) / 2
+@pytest.mark.parametrize(("source", "bound"), bench_plans.BOUNDS.items())
+def test_the_defaults_predict_rows_of_which_they_know_nothing(source, bound):
+    judged = bench_plans.judge(source)
+    assert judged.median(judged.default) <= bound
+
+
+@pytest.mark.parametrize("source", ["Korthikanti", "zero bubble", "MPT A100", "MPT H100"])
+def test_rows_left_out_are_predicted_better_than_by_one_rate(source):
+    judged = bench_plans.judge(source)
+    assert judged.median(judged.own) <= 0.08
+    assert judged.median(judged.own) < 0.75 * judged.median(judged.null)
+
+
+def test_intervals_come_of_rows_left_out():
+    """Nine of ten measured steps lie in them, and by the source's own rows they are narrower."""
+    sources = [s for s in papers.SOURCES if s not in ("nanotron", "DeepSeek-V3")]
+    judged = [bench_plans.judge(source) for source in sources]
+    for kind in ("default", "own"):
+        inside = sum(j.inside(getattr(j, kind)) for j in judged)
+        assert inside >= 0.85 * sum(len(j.runs) for j in judged)
+    mpt = judged[sources.index("MPT H100")]
+    assert mpt.own[0].high / mpt.own[0].low < 0.8 * mpt.default[0].high / mpt.default[0].low
+
+
+@pytest.mark.parametrize("constant", calibrating.BOUNDS)
+@pytest.mark.parametrize("factor", [0.01, 100])
+def test_no_constant_leaves_its_bounds(constant, factor):
+    """Whatever was measured: a matrix product is not quicker than the peak, nor a link than its rate."""
+    layouts = [Layout(dp=8, tp=4, zero=3, micro_batch=4), Layout(dp=2, zero=1, micro_batch=8)]
+    rows = [
+        estimate.Row(MODEL, at, SEQ, factor * estimate.step_time(MODEL, at, SEQ, SMALL).seconds)
+        for at in layouts
+    ]
+    low, high = calibrating.BOUNDS[constant]
+    assert low <= getattr(estimate.calibrate(rows, SMALL), constant) <= high <= 1
 
 
 # The search, against every layout there is.
@@ -158,7 +199,7 @@ def test_search_gives_legal_plans_that_fit_from_the_quickest():
     for plan in plans:
         plan.layout.check(MODEL, SEQ)
         assert plan.layout.gpus == 8 and plan.layout.sequences() == 32
-        assert plan.memory["total"] <= 0.9 * SMALL.hbm_bytes
+        assert plan.memory["total"] - plan.memory["allocator"] <= SMALL.hbm_bytes
         assert plan.limit == plan.time.limit
     assert set(rejected) <= set(estimate.REASONS) and min(rejected.values()) > 0
 
@@ -193,7 +234,7 @@ def every_layout(gpus: int, batch: int):
         sizes,
         (0, 1, 3),
         (("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("interleaved", 4)),
-        ("none", "selective", "full"),
+        ("none", "selective", "half", "full"),
     ):
         if dp * tp * pp != gpus or batch % (dp * micro_batch):
             continue
@@ -209,9 +250,7 @@ def test_search_finds_nearly_the_best_of_all_layouts(room):
     hardware = replace(SMALL, hbm_bytes=room * 10**9)
     best = math.inf
     for layout in every_layout(8, 32):
-        stages = {0, layout.pp - 1}
-        held = max(estimate.memory(MODEL, layout, SEQ, stage)["total"] for stage in stages)
-        if held <= 0.9 * hardware.hbm_bytes:
+        if fits(fullest(MODEL, layout, SEQ), hardware):
             best = min(best, seconds(layout, hardware))
     plans, _ = estimate.search(MODEL, 8, 32, SEQ, hardware)
     assert plans[0].time.seconds <= 1.02 * best
@@ -220,7 +259,7 @@ def test_search_finds_nearly_the_best_of_all_layouts(room):
 @pytest.mark.parametrize("layers", [8, 14, 13])
 def test_no_stage_of_a_plan_needs_more_than_the_plan_says(layers):
     """14 layers on 8 stages are one at each end and two between, so that the second is fullest."""
-    model = replace(MODEL, layers=layers)
+    model = replace(MODEL, layers=layers, vocab=2000)
     plans, _ = estimate.search(model, 8, 32, SEQ, SMALL, keep=10**6)
     inside = 0
     for plan in plans:
@@ -254,7 +293,7 @@ def once(model, layout, hardware, known, stage):
         for call in estimate.traffic(model, layout, SEQ, stage)
         if call.group in timing.OUTSIDE
     ]
-    held = estimate.memory(model, layout, SEQ, stage)["optimizer"] / 12
+    held = estimate.memory(model, layout, SEQ, stage)["optimizer"] / (8 if layout.zero == 3 else 12)
     return sum(sent) + timing.OPTIMIZER_BYTES * held / hardware.hbm_bandwidth
 
 
@@ -262,7 +301,8 @@ def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):
     """What `search` says that it tries, by `Layout.check`."""
     schedules = [("1f1b", 1), ("zb-h1", 1), *(("interleaved", c) for c in (2, 3, 4, 5, 6, 8))]
     sizes = itertools.product(range(1, gpus + 1), repeat=5)
-    runs = list(itertools.product((1, 2, 4, 8, 16), schedules, ("none", "selective", "full")))
+    ways = ("none", "selective", "half", "full")
+    runs = list(itertools.product(range(1, batch + 1), schedules, ways))
     for (dp, tp, pp, cp, ep), (micro_batch, (schedule, chunks), recompute) in itertools.product(
         [s for s in sizes if math.prod(s[:4]) == gpus and s[0] * s[3] % s[4] == 0], runs
     ):
@@ -274,10 +314,10 @@ def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):
             continue
         if schedule == "interleaved" and (m % pp or model.layers % pieces not in (0, pieces - 2)):
             continue
-        ways = [(1, True), (3, False), (3, True)] if dp * cp > 1 else [(0, True)]
+        ways = [(1, True), (3, False)] if dp * cp > 1 else [(0, True)]
+        if pp == 1 < dp * cp:
+            ways += [(0, True), (2, True), (3, True)]
         for zero, reshard in ways:
-            if zero == 3 and reshard and pp > 1:
-                continue
             shape = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "chunks": chunks}
             how = {"schedule": schedule, "recompute": recompute, "zero": zero, "reshard": reshard}
             layout = Layout(**shape, **how, micro_batch=micro_batch, micro_batches=m)
@@ -306,13 +346,47 @@ def test_search_tries_every_layout_that_it_names_and_no_other(model, gpus, batch
     assert len(tried) == len(set(tried))
 
 
-def test_a_plan_may_fill_nine_tenths_of_a_gpu():
+def test_the_tensors_of_a_plan_may_fill_a_gpu():
     roomy = replace(SMALL, hbm_bytes=10**15)
     best = estimate.search(MODEL, 8, 32, SEQ, roomy, keep=1)[0][0]
-    for share, fits in ((0.895, True), (0.905, False)):
-        tight = replace(SMALL, hbm_bytes=int(best.memory["total"] / share))
+    tensors = best.memory["total"] - best.memory["allocator"]
+    for room, roomy_enough in ((tensors, True), (tensors - 1, False)):
+        tight = replace(SMALL, hbm_bytes=room)
+        assert fits(best.memory, tight) == roomy_enough
         found = estimate.search(MODEL, 8, 32, SEQ, tight, keep=10**6)[0]
-        assert (best.layout in [plan.layout for plan in found]) == fits
+        assert (best.layout in [plan.layout for plan in found]) == roomy_enough
+
+
+def test_plans_that_differ_are_of_different_splits_as_far_as_there_are_such():
+    def split(plan):
+        return tuple(getattr(plan.layout, name) for name in ("dp", "tp", "pp", "cp", "ep"))
+
+    plans, _ = estimate.search(MODEL, 8, 32, SEQ, SMALL, keep=10**6)
+    shown = searching.differing(plans, 5)
+    assert shown[0] == plans[0] and len(set(map(split, shown))) == 5
+    for plan in shown:
+        assert plan == next(other for other in plans if split(other) == split(plan))
+    alone = [plan for plan in plans if split(plan) == split(plans[0])]
+    ways = [(plan.layout.zero, plan.layout.recompute) for plan in searching.differing(alone, 5)]
+    assert len(set(ways)) == len(ways) == 5
+
+
+def test_a_search_may_be_restricted():
+    plans, _ = estimate.search(
+        MODEL, 8, 32, SEQ, SMALL, keep=10**6, allowed=lambda layout: layout.tp == 2
+    )
+    every, _ = estimate.search(MODEL, 8, 32, SEQ, SMALL, keep=10**6)
+    assert plans == [plan for plan in every if plan.layout.tp == 2] != []
+
+
+def test_what_layouts_need_is_told_whether_they_fit_or_not():
+    roomy = replace(SMALL, hbm_bytes=10**15)
+    plans, _ = estimate.search(MODEL, 8, 32, SEQ, roomy, keep=10**6)
+    tried = searching.needs(MODEL, 8, 32, SEQ)
+    assert {layout for _, layout in tried} == {plan.layout for plan in plans}
+    sizes = [held["total"] for held, _ in tried]
+    assert sizes == sorted(plan.memory["total"] for plan in plans)
+    assert searching.needs(replace(MODEL, layers=1), 2, 1, SEQ + 1) == []
 
 
 def test_what_is_rejected_is_counted():
@@ -323,32 +397,22 @@ def test_what_is_rejected_is_counted():
     assert rejected == {"batch": 1, "layers": 1}
     full, rejected = estimate.search(tiny, 2, 1, SEQ, replace(SMALL, hbm_bytes=10**6))
     assert full == [] and rejected == {"batch": 1, "layers": 1, "memory": len(plans)}
-    assert estimate.search(tiny, 1, 3, SEQ, SMALL)[1] == {"batch": 1}  # micro-batches of two
+    plans, rejected = estimate.search(tiny, 1, 3, SEQ, SMALL)
+    assert {plan.layout.micro_batch for plan in plans} == {1, 3} and not rejected
 
 
 def test_calibrating_begins_where_it_is_told():
     """Rows that the start itself made leave all constants where they are."""
-    start = estimate.Calibration(matrices=0.3, size=1e7, launch=3e-4, intra=0.9)
+    start = estimate.Calibration(matrices=0.3, attention=0.2, intra=0.9)
     layout = Layout(tp=2, micro_batch=4)
     seconds = estimate.step_time(MODEL, layout, SEQ, SMALL, start).seconds
     found = estimate.calibrate([estimate.Row(MODEL, layout, SEQ, seconds)], SMALL, start)
-    for name in ("matrices", "size", "launch", "intra", "slowdown"):
+    for name in calibrating.BOUNDS:
         assert getattr(found, name) == pytest.approx(getattr(start, name), rel=1e-3)
 
 
-def test_this_machine_is_hardware_to_estimate_with():
-    """All measured, so that no number is known beforehand, but for who shares what."""
-    found = here.this_machine(2)
-    assert found.node == 2
-    assert 2 * found.hbm_bytes == pytest.approx(psutil.virtual_memory().total, abs=2)
-    assert found.inter_bandwidth == found.intra_bandwidth
-    assert found.inter_latency == found.intra_latency > 0
-    time = estimate.step_time(MODEL, Layout(tp=2), SEQ, found, here.CPU)
-    assert time.parts["tensor"] > 0
-
-
 def test_an_all_to_all_between_nodes_takes_as_long_as_the_fullest_card():
-    known = Calibration(intra=1, inter=1, slowdown=0, ring=1)
+    known = Calibration(intra=1, inter=1)
     cluster = replace(SMALL, intra_bandwidth=1e18, inter_latency=0.0)
     for ranks, beside in ((8, 4), (16, 4), (2, 1), (6, 3)):
         place = Place(ranks, beside)
@@ -356,6 +420,44 @@ def test_an_all_to_all_between_nodes_takes_as_long_as_the_fullest_card():
         leaving = 1e9 * (place.nodes - 1) / place.nodes
         found = timing.call_seconds(call, place, cluster, known)
         assert found == pytest.approx(leaving / cluster.inter_bandwidth)
+        three = timing.call_seconds(call, place, cluster, known, copies=3)
+        once = (place.nodes - 1) * (1 - (1 - 1 / place.nodes) ** 3) / 3  # of three, one to a node
+        assert three == pytest.approx(once * 1e9 / cluster.inter_bandwidth)
+
+
+def test_the_network_between_nodes_is_that_of_one_card():
+    """nccl-tests on two nodes: with one GPU each busbw is a card's rate, which `inter_bandwidth` is;
+    with all eight it is that of all cards together."""
+    known, cluster = Calibration(intra=1, inter=1), replace(published.H100, inter_latency=0.0)
+    cluster = replace(cluster, intra_latency=0.0)
+    for beside, cards in ((1, 1), (8, 8)):
+        call = estimate.Call("dp", "all_reduce", 1, 10**9, 0, "step")
+        found = timing.call_seconds(call, Place(2 * beside, beside), cluster, known)
+        busbw = bus_factor("all_reduce", 2 * beside) * 1e9 / found
+        assert busbw == pytest.approx(cards * 50e9)
+
+
+@pytest.mark.parametrize("row", NCCL["rows"], ids=lambda row: row["payload"])
+def test_an_all_reduce_of_32_ranks_takes_as_long_as_was_measured(row):
+    """4 nodes of 8, within a factor of two; the source names neither cards nor network, whose rate is
+    what the largest payloads reach."""
+    cluster = replace(published.H100, inter_bandwidth=92e9 / 8)
+    call = estimate.Call("dp", "all_reduce", 1, row["bytes"], 0, "step")
+    found = timing.call_seconds(call, Place(32, 8), cluster, Calibration(intra=0.8, inter=1))
+    assert 1 / 2 <= found * 1e6 / row["time_us"] <= 2
+
+
+def test_small_collectives_climb_a_tree_of_nodes():
+    """Twice the nodes are one hop more on each way, and a ring's pass has a hop to each node."""
+    inside, between = published.H100.intra_latency, published.H100.inter_latency
+    for nodes in (16, 32):
+        reduce, gather = (
+            latency_of(op, Place(8 * nodes, 8), published.H100)
+            for op in ("all_reduce", "all_gather")
+        )
+        assert reduce == pytest.approx(2 * (7 * inside + math.log2(nodes) * between))
+        assert gather == pytest.approx(7 * nodes * inside + (nodes - 1) * between)
+    assert latency_of("all_reduce", Place(8, 8), published.H100) == pytest.approx(14 * inside)
 
 
 def members(layout: Layout, kinds: list[str]) -> list[list[int]]:
@@ -373,12 +475,18 @@ def members(layout: Layout, kinds: list[str]) -> list[list[int]]:
 
 def test_a_group_is_within_a_node_if_each_group_of_its_kind_is():
     sizes = [s for s in itertools.product((1, 2, 3, 4, 6, 8), repeat=4) if math.prod(s) <= 96]
-    for dp, tp, pp, cp in sizes:
+    for dp, tp, pp, cp in [s for s in sizes if math.prod(s) <= 8 or math.prod(s) % 8 == 0]:
         layout = Layout(dp=dp, tp=tp, pp=pp, cp=cp)
         for group, kinds in {"tp": ["tp"], "cp": ["cp"], "dp": ["cp", "dp"]}.items():
             spans = [{rank // 8 for rank in ranks} for ranks in members(layout, kinds)]
             alone = max(map(len, spans)) == 1
             assert (place_of(group, layout, 8).nodes == 1) == alone, (group, layout)
+
+
+def test_of_72_gpus_in_a_node_a_job_takes_64():
+    layout = Layout(dp=32, pp=8, ep=32, order=("tp", "cp", "dp", "pp"))
+    assert place_of("ep", layout, 72) == Place(32, 32)
+    assert place_of("dp", Layout(dp=256), 72) == Place(256, 64)
 
 
 def test_experts_of_all_ranks_are_updated_once():

@@ -319,20 +319,24 @@ def test_the_drawing_kit_stays_on_its_canvas():
         assert limits.x0 <= box.x0 and box.x1 <= limits.x1 + 1 and limits.y0 <= box.y0
 
 
-@pytest.mark.parametrize("held", [30e9, 66e9, 78.8e9, 120e9])
-def test_sums_of_a_plan_stand_clear_of_bars_and_of_the_limit(held):
-    ledgers = {f"stage {n}": {"parameters": held / 2, "activations": held / 2} for n in range(3)}
+@pytest.mark.parametrize("held", [30, 66, 78.8, 120])
+@pytest.mark.parametrize(("unit", "name"), [(1e9, "GB"), (2**30, "GiB")])
+def test_sums_of_a_plan_stand_clear_of_bars_and_of_the_limit(held, unit, name):
+    half = held * unit / 2
+    ledgers = {f"stage {n}": {"parameters": half, "activations": half} for n in range(3)}
     seconds = {name: {"matrices": 3.0, "messages": 1.0} for name in ledgers}
-    both = plans.fit_and_time(ledgers, seconds, 80e9, "seconds", "a layout")
-    for figure in (plans.fit(ledgers, 80e9, "a plan"), both):
-        assert not list(overlaps(figure))
-        ax = figure.axes[0]
-        (line,) = ax.lines
-        assert line.get_xdata()[0] == 80 < ax.get_xlim()[1]
-        bar, limit = (ax.transData.transform((end, 0))[0] for end in (held / 1e9, 80))
-        assert [text.get_text() for text in ax.texts] == [f"{held / 1e9:.1f} GB"] * 3
-        for box in (text.get_window_extent() for text in ax.texts):
-            assert bar < box.x0 and not box.x0 <= limit <= box.x1
+    if name == "GB":
+        figure = plans.fit(ledgers, 80 * unit, "a plan")
+    else:
+        figure = plans.fit_and_time(ledgers, seconds, 80 * unit, "seconds", "a layout")
+    assert not list(overlaps(figure))
+    ax = figure.axes[0]
+    (line,) = ax.lines
+    assert line.get_xdata()[0] == 80 < ax.get_xlim()[1]
+    bar, limit = (ax.transData.transform((end, 0))[0] for end in (held, 80))
+    assert [text.get_text() for text in ax.texts] == [f"{held:.1f} {name}"] * 3
+    for box in (text.get_window_extent() for text in ax.texts):
+        assert bar < box.x0 and not box.x0 <= limit <= box.x1
 
 
 def test_a_kind_too_small_to_be_seen_has_no_edge_over_it_and_no_place_in_the_legend():

@@ -17,7 +17,7 @@ PROVIDED = {"torch", "torchvision", "IPython", "filelock"}  # torch needs that t
 OPTIONAL = {"ipyparallel"}  # what needs it says what to install
 WRITTEN = {"elastic_files", "elastic_parts"}  # by cells of chapter 09
 PACKAGES = {path.parent.name for path in ROOT.glob("course_*/__init__.py")}
-NOT_IN_CHAPTERS = ("course_grader/", "course_planner/commands.py")
+NOT_IN_CHAPTERS = ("course_grader/", "course_planner/planning.py", "course_planner/tracing.py")
 
 
 def run_cell(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:

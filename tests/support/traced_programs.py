@@ -240,12 +240,11 @@ def _loss(mesh: DeviceMesh, layout: Layout) -> Callable[[Tensor, Tensor], Tensor
 
 
 def _whole(pieces, mesh, layout, model, seq, dtype) -> Callable[[Tensor], None]:
-    """All layers on this rank; micro-batches one after another, gradients sent with the last."""
+    """All layers on this rank; micro-batches one after another, each with its reduce-scatters."""
     (piece,), loss = pieces, _loss(mesh, layout)
 
     def train(tokens: Tensor) -> None:
-        for number, part in enumerate(tokens.chunk(layout.micro_batches)):
-            piece.set_requires_gradient_sync(number == layout.micro_batches - 1)
+        for part in tokens.chunk(layout.micro_batches):
             loss(piece(part), part).backward()
 
     return train

@@ -29,12 +29,12 @@ sending = Exercise(
         (
             "Tensor ranks: two all-gathers and two reduce-scatters forward, as many backward, of 2 s b W bytes. Stages: one "
             "message to each neighbour, of a tensor rank's part. Data ranks: once a step, whatever the number of "
-            "micro-batches, except that ZeRO 3 gathers parameters for every pass."
+            "micro-batches, except that ZeRO 3 gathers parameters for every pass and sums up gradients in every micro-batch."
         ),
         (
             "A ring sends (n - 1) / n of the payload in a pass; all-reduce has two passes. tp: layers x m x 8 passes, 12 with "
             "full recomputation. pp: m messages for each neighbour, 1 / t of s b W. dp: the stage's gradients, 2 passes, and "
-            "with ZeRO 3 one pass back and 2 m of parameters, recomputed or not."
+            "with ZeRO 3 m of gradients and 2 m of parameters, recomputed or not."
         ),
     ],
     misconceptions={
@@ -56,10 +56,10 @@ sending = Exercise(
         "micro-batches of `micro_batch` sequences.",
         "other-recomputation": "You count another number of passes. Full recomputation runs the forward pass a second time with "
         "its collectives: 3 passes. Selective recomputation repeats no collective: 2, as without any.",
-        "every-micro-batch": "You send gradients for every micro-batch. They are added up on the rank, and sent once a step.",
+        "every-micro-batch": "You send gradients for every micro-batch. Without ZeRO 3 they are added up on the rank, and sent once a step.",
         "other-zero": "You count ZeRO in another way. 1 and 2 divide the memory, and send what an all-reduce sends. 3 gathers "
         "the parameters before every forward and every backward pass of a micro-batch, 2 m times, recomputed or not, and "
-        "reduces gradients once.",
+        "reduces gradients m times.",
     },
 )
 
@@ -83,7 +83,7 @@ def _pipeline_bytes(model, layout, seq, stage, ways=None, m=None, b=None, tp=Non
 def _data_bytes(model, layout, passes=None, layers=None, tp=None, ring=None) -> float:
     d, tp = layout.dp, tp or layout.tp
     layers = model.layers // layout.pp if layers is None else layers
-    passes = passes or (1 + 2 * layout.micro_batches if layout.zero == 3 else 2)
+    passes = passes or (3 * layout.micro_batches if layout.zero == 3 else 2)
     ring = (d - 1) / d if ring is None else ring
     return passes * 2 * layers * 12 * model.width**2 / tp * ring
 
@@ -129,12 +129,12 @@ def _slips_of_data(model: Model, layout: Layout) -> dict[str, list[float]]:
         return _data_bytes(model, layout, **slip)
 
     right, d, m = sent(), layout.dp, layout.micro_batches
-    passes = (2, 3, 1 + m, 1 + 3 * m) if layout.zero == 3 else ()
+    passes = (2, 3, 2 * m, 1 + m, 1 + 2 * m, 4 * m) if layout.zero == 3 else ()
     zero = [sent(passes=n) for n in passes] if passes else [right / d] * (layout.zero > 0)
     return {
         "other-unit": in_other_units(right),
         "other-zero": zero,
-        "every-micro-batch": [sent(passes=n * m) for n in ((2, 3) if layout.zero == 3 else (2,))],
+        "every-micro-batch": [] if layout.zero == 3 else [sent(passes=2 * m)],
         "other-share": [sent(ring=1), right * d],
         "not-cut": [sent(tp=1)],
         "other-count": [sent(layers=model.layers), sent(layers=1)],

@@ -8,7 +8,7 @@ from functools import lru_cache
 import course_planner as estimate
 from course_exercises.authoring import Exercise, Wrong
 from course_planner import Hardware, Layout, Model
-from course_planner.searching import fullest
+from course_planner.memory import fits, fullest
 
 planning = Exercise(
     "13.3",
@@ -32,7 +32,7 @@ planning = Exercise(
         "another-form": "Your result has another form. Return two things: a `Layout`, and a whole number of steps, at least 1.",
         "another-order": "Your layout does not do what is ordered. It has to be for all `gpus`, with dp x micro_batch x micro_batches = "
         "`batch` sequences, and to pass `Layout.check`, which says why a model cannot be split like this.",
-        "does-not-fit": "The fullest rank holds more than 90 % of a GPU's memory. Ask `estimate.memory` for each stage, and take the "
+        "does-not-fit": "The fullest rank holds more than a GPU has. Ask `estimate.memory` for each stage and `estimate.fits`, and take the "
         "largest.",
         "slow": "Your layout is legal and fits, and a faster one does too. Memory is a limit, and not the aim; a tensor group larger than a "
         "node, or data ranks only, send most through the network. Compare `estimate.step_time` of many layouts.",
@@ -46,7 +46,7 @@ planning = Exercise(
         "average, and divide it by the seconds of a step.",
     },
 )
-REGRET, MARGIN = 0.10, 0.9
+REGRET = 0.10
 WASTE = 0.05  # of an interval: the root of C M, without the 2, loses 6 % more than the best
 
 
@@ -113,11 +113,11 @@ def _check_layout(order: _Order, got) -> None:
         layout.check(order.model, order.seq)
     except ValueError as error:
         raise Wrong("another-order", expected="a legal layout", got=str(error)) from None
-    held = fullest(order.model, layout, order.seq)["total"]
-    limit = MARGIN * order.hardware.hbm_bytes
-    if held > limit:
-        expected = f"at most {limit / 1e9:.0f} GB"
-        raise Wrong("does-not-fit", expected=expected, got=f"{held / 1e9:.1f} GB")
+    held = fullest(order.model, layout, order.seq)
+    if not fits(held, order.hardware):
+        expected = f"at most {order.hardware.hbm_bytes / 1e9:.0f} GB of tensors"
+        got = f"{(held['total'] - held['allocator']) / 1e9:.1f} GB"
+        raise Wrong("does-not-fit", expected=expected, got=got)
     seconds = estimate.step_time(order.model, layout, order.seq, order.hardware).seconds
     if seconds > (1 + REGRET) * best:
         expected = f"at most {100 * REGRET:.0f} % more than {best:.3g} s"

@@ -12,7 +12,7 @@ def _traffic(
     t, p, d, m = layout.tp, layout.pp, layout.dp, layout.micro_batches
     layers, hidden = model.layers // p, 2 * seq * layout.micro_batch * model.width
     passes = passes or (3 if layout.recompute == "full" else 2)
-    rounds = rounds or (1 + 2 * m if layout.zero == 3 else 2)
+    rounds = rounds or (3 * m if layout.zero == 3 else 2)
     ways = (stage > 0) + (stage < p - 1) if ways is None else ways
     gradients = 24 * layers * model.width**2 / t
     return {
@@ -34,7 +34,7 @@ def call_by_call(model, layout, seq, stage):
         for neighbour in (stage - 1, stage + 1):
             pp += size / layout.tp if 0 <= neighbour < layout.pp else 0
     weights = layers * 24 * model.width**2 // layout.tp
-    passes = 1 + (2 * layout.micro_batches if layout.zero == 3 else 1)
+    passes = 3 * layout.micro_batches if layout.zero == 3 else 2
     for _ in range(passes):
         dp += weights - weights / layout.dp
     return {"tp": tp, "pp": pp, "dp": dp}
@@ -52,8 +52,8 @@ def by_the_formula_of_megatron(model, layout, seq, stage):
     per_layer = 8 * numbers * (t - 1) / t * (1.5 if layout.recompute == "full" else 1)
     held = 12 * model.width**2 * (model.layers // layout.pp) / t
     ring = (layout.dp - 1) / layout.dp
-    sums = held * ring
-    gathers = held * ring * (2 * layout.micro_batches if layout.zero == 3 else 1)
+    sums = held * ring * (layout.micro_batches if layout.zero == 3 else 1)
+    gathers = 2 * sums if layout.zero == 3 else sums
     both = 2 if 0 < stage < layout.pp - 1 else 1 if layout.pp > 1 else 0
     return {
         "dp": 2 * (sums + gathers),
@@ -65,6 +65,12 @@ def by_the_formula_of_megatron(model, layout, seq, stage):
 @wrong("12.2", names="other-zero")
 def treats_zero_3_as_ddp(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, rounds=2)
+
+
+@wrong("12.2", names="other-zero")
+def keeps_gradients_whole_with_zero_3(model, layout, seq, stage):
+    rounds = 1 + 2 * layout.micro_batches if layout.zero == 3 else 2
+    return _traffic(model, layout, seq, stage, rounds=rounds)
 
 
 @wrong("12.2", names="other-zero")

@@ -76,8 +76,8 @@ def _judged(model, batch, seq, hardware, dp, **sizes):
     if sizes["pp"] > 1 and -model.layers % (sizes["pp"] * sizes.get("chunks", 1)) not in (0, 2):
         return None
     layout.check(model, seq)
-    held = max(estimate.memory(model, layout, seq, s)["total"] for s in range(layout.pp))
-    if held > 0.9 * hardware.hbm_bytes:
+    held = (estimate.memory(model, layout, seq, s) for s in range(layout.pp))
+    if not all(estimate.fits(each, hardware) for each in held):
         return None
     return estimate.step_time(model, layout, seq, hardware).seconds, layout
 

@@ -23,7 +23,7 @@ def gathers_once_a_step(model, layout, seq, stage):
 @rarer("12.2")
 def gathers_for_the_second_forward_pass(model, layout, seq, stage):
     gathers = 3 if layout.recompute == "full" else 2
-    rounds = 1 + gathers * layout.micro_batches if layout.zero == 3 else 2
+    rounds = (1 + gathers) * layout.micro_batches if layout.zero == 3 else 2
     return _traffic(model, layout, seq, stage, rounds=rounds)
 
 
