@@ -43,7 +43,7 @@ def test_a_program_is_traced_printed_written_and_drawn(tmp_path, capsys):
     assert row["flops"] == (3 * 32 - 1) * 2 * 16 * 4 * 8192**2 // 8
     assert f"most of it: {row['limit']}" in shown and row["limit"] == "data"
     assert f"holds at most {row['peak'] / 1e9:.3g} GB" in shown
-    assert "which fits in 80 GB of H100" in shown
+    assert "which fits in 85.9 GB of H100" in shown
     assert picture.read_bytes().startswith(PNG)
 
 
@@ -229,7 +229,7 @@ def test_traced_seconds_are_those_of_each_kind():
     }
     record = Record(0, [], list(calls.values()))
     trace = Trace([], 10**14, 0, 0.0, {}, {}, 0, record, list(calls))
-    known = Calibration(matrices=0.5, intra=0.5, inter=0.5, ring=1.0, slowdown=0.0)
+    known = Calibration(matrices=0.5, intra=0.5, inter=0.5)
     layout = Layout(pp=3, micro_batches=4)
     got = estimate.traced_seconds(trace, layout, SMALL, known)
     assert got == pytest.approx(
