@@ -174,7 +174,7 @@ def test_what_is_typed_is_what_is_meant():
         32, 4096, 32, 32000, 4, 14336, gated=True, tied=False, bias=False
     )
     slow = options.hardware_of("A100,inter_bandwidth=1.25e10,hbm_bytes=40e9")
-    assert slow == Hardware(312e12, 40 * 10**9, 2.0e12, 8, 300e9, 5e-6, 12.5e9, 1e-5)
+    assert slow == Hardware(312e12, 40 * 10**9, 2.0e12, 8, 300e9, 1.9e-6, 12.5e9, 8.5e-6)
 
 
 QUESTION = ["--gpus", "8", "--seq", "2048", "--batch", "32"]
