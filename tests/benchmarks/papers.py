@@ -235,7 +235,9 @@ def _deepseek() -> Iterator[Run]:
 def deepseek() -> Model:
     """61 layers, of which three are dense; 671 billion parameters with the latent attention."""
     shape = {"gated": True, "tied": False, "bias": False, "ffn": 2048, "head_dim": 128}
-    return Model(61, 7168, 128, 129280, kv_heads=8, **shape, experts=256, top_k=8, shared=1, dense=3)
+    return Model(
+        61, 7168, 128, 129280, kv_heads=8, **shape, experts=256, top_k=8, shared=1, dense=3
+    )
 
 
 NANOTRON = {
