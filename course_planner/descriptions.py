@@ -69,7 +69,6 @@ class Model:
     heads: int
     vocab: int
     kv_heads: int | None = None
-    head_dim: int | None = None
     ffn: int | None = None
     gated: bool = False
     tied: bool = True
@@ -79,6 +78,7 @@ class Model:
     top_k: int = 0
     shared: int = 0
     dense: int = 0
+    head_dim: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ffn", 4 * self.width if self.ffn is None else self.ffn)

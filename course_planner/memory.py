@@ -84,9 +84,9 @@ def layer_activations(model: Model, layout: Layout, seq: int, recompute: str) ->
     """`activations_per_layer` of any model; context ranks share out the sequence.
 
     Whole on each tensor rank, or shared out with sequence parallelism: norms' inputs, matrices'
-    inputs, and the two dropout masks of models with biases. Shared out: queries, keys, values, attention's output, and of the MLP
-    what goes into its activation function and comes out, with a gate both factors and the product.
-    A token's vectors in an MLP are kept for each that it visits.
+    inputs, and the two dropout masks of models with biases. Shared out: queries, keys, values,
+    attention's output, and of the MLP what goes into its activation function and comes out, with a
+    gate both factors and the product. A token's vectors in an MLP are kept for each that it visits.
     """
     tokens, h = seq * layout.micro_batch / layout.cp, model.width
     outside = (10 if model.bias else 8) * h

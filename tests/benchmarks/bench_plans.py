@@ -34,7 +34,6 @@ BOUNDS = {
     "MPT H100": 0.16,
     "MPT A100": 0.15,
     "NeMo 24.12": 0.15,
-    "DeepSeek-V3": 0.30,
 }  # of the median error by the defaults
 
 

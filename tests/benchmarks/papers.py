@@ -13,7 +13,6 @@ from course_planner import Layout, Model, Row, catalogue, published
 from course_planner.published import A100, H100, gpt, megatron, table
 
 GIB = 2**30
-# Amazon's p5 nodes, whose network was slower than its cards: see the playbook's table of bandwidths
 SOURCES = {
     "Megatron SC21": A100,
     "MT-NLG": A100,
@@ -213,7 +212,7 @@ def _nemo() -> Iterator[Run]:
 def _deepseek() -> Iterator[Run]:
     """DeepSeek-V3's own run (2412.19437): 180,000 GPU-hours a trillion tokens, batches of 15,360.
 
-    Latent attention stands as 128 heads of 128 with as many KV heads; DualPipe as zb-h1.
+    Latent attention stands as 128 heads of 128 with 8 KV heads, DualPipe as zb-h1.
     """
     data = table("11_misc.json")["deepseek_v3"]
     model, seq = deepseek(), data["model"]["seq"]
@@ -234,9 +233,11 @@ def _deepseek() -> Iterator[Run]:
 
 
 def deepseek() -> Model:
-    """61 layers, all with experts (three are dense)."""
-    shape = {"gated": True, "tied": False, "bias": False, "experts": 256, "top_k": 8}
-    return Model(61, 7168, 128, 129280, ffn=2048, kv_heads=8, **shape)
+    """61 layers, of which three are dense; 671 billion parameters with the latent attention."""
+    shape = {"gated": True, "tied": False, "bias": False, "ffn": 2048, "head_dim": 128}
+    return Model(
+        61, 7168, 128, 129280, kv_heads=8, **shape, experts=256, top_k=8, shared=1, dense=3
+    )
 
 
 NANOTRON = {
