@@ -269,8 +269,8 @@ check("9.4", best_interval)
 # ### An agent by hand
 #
 # An agent is a loop: start the workers, look at them now and then, and when one has died, stop all of them and start
-# again. It has to be all: the others wait for the dead one in a collective, and a process group takes in no new member.
-# (From PyTorch 2.14 on it can, by a call that is still experimental: `09_elastic_further` has it.)
+# again. It has to be all, because the others wait for the dead one in a collective. (Since PyTorch 2.14 a group can
+# also take in new members: `09_elastic_further`.)
 
 
 # %%

@@ -8,4 +8,6 @@ def must_be_writable(path: Path) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}); choose another file.") from error
+        raise ValueError(
+            f"{path} cannot be written ({error.strerror}); choose another file."
+        ) from error
