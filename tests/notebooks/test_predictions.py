@@ -110,23 +110,6 @@ def test_opened(source, opened):
     assert predictions.opened(source) == opened
 
 
-def test_what_tells_the_result_is_folded_up_to_the_next_text():
-    sources = [
-        "print(1)",
-        "compare(predicted, measured)",
-        "x = 1",
-        "plt.show()",
-        "A text.",
-        "print(2)",
-    ]
-    kinds = ["markdown" if source == "A text." else "code" for source in sources]
-    cells = [Cell(kind, source, 1) for kind, source in zip(kinds, sources, strict=True)]
-    folded = [cell.metadata.get("jupyter") for cell in make_copy(cells, "", solved=False).cells]
-    shut = {"outputs_hidden": True}
-    assert folded == [None, shut | {"source_hidden": True}, None, shut, None, None]
-    assert not any(cell.metadata for cell in make_copy(cells, "", solved=True).cells)
-
-
 @pytest.mark.parametrize(
     "chapter",
     [path.stem for path in notebooks.find_sources(notebooks.ROOT, []) if path.stem[0] == "0"],
@@ -166,6 +149,7 @@ def test_outputs_up_to_the_next_prose_are_folded_beside_a_prediction_and_after_a
     learners = make_copy(cells, "", solved=False).cells
     folded = [i for i, cell in enumerate(learners, 1) if "jupyter" in cell.metadata]
     assert folded == [2, 3, 7, 8, 10, 11]
+    assert [i for i in folded if learners[i - 1].metadata.jupyter.get("source_hidden")] == [7]
     assert all(
         cell.metadata.jupyter.outputs_hidden for cell in learners if cell.metadata.get("jupyter")
     )
