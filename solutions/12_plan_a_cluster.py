@@ -768,8 +768,9 @@ print(
 # (Korthikanti et al. 2022, section 4.2.2); `parallelize_module` keeps them. And more than 34 bytes are shared out,
 # since no kernels are fused here. The trace shows this before you rent.
 #
-# The formula can also be too large: sequence parallelism shares out the input of a recomputed layer. Outside the layers, a loss holds its logits several times, and the allocator takes
-# more than tensors need; `estimate.memory` has both.
+# The formula can also be too large: sequence parallelism shares out the input of a recomputed layer. Outside the
+# layers, a loss holds its logits several times, and the allocator takes more than tensors need; `estimate.memory` has
+# both.
 #
 # ### The stage that nobody looked at
 #
@@ -953,9 +954,9 @@ for count in (0, 1, 3, 7):
 print(f"published: {measured_seconds:.0f} s")
 
 # %% [markdown]
-# One row makes the estimate worse, and the interval stays wide: the row says nothing about tensor ranks or stages, and
-# alone it leaves no row to test the fit with. Calibrate with layouts that use what you plan to use. No plan includes slow nodes, a network that others
-# share, or failures (chapter 9).
+# One row makes the estimate worse, and the interval stays wide: the row says nothing about tensor ranks or stages,
+# and alone it leaves no row to test the fit with. Calibrate with layouts that use what you plan to use. No plan
+# includes slow nodes, a network that others share, or failures (chapter 9).
 
 # %% [markdown]
 # ## 9. Remember
