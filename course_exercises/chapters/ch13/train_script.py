@@ -24,6 +24,9 @@ stage = Stage(
         ),
     ],
     misconceptions={
+        "learns-nothing": "No step of the optimizer has found a gradient. Each needs a `backward` before it, on the "
+        "parameters that the optimizer has: make it after `fully_shard`. What `set_requires_gradient_sync(False)` holds "
+        "back has to be let go in the last micro-batch.",
         "not-sharded": "The ranks hold more than their share of the parameters between two steps. `fully_shard` comes for "
         "each block and for the model, and the optimizer after it.",
         "whole-at-first": "A rank had memory for a whole matrix while the model was made. Build it under "
@@ -101,7 +104,11 @@ def _not_sharded(ran: Ran, whole: int) -> bool:
     return kept > 1.2 * whole / len(ran.ranks)
 
 
-stage.requires("one rank trains as before", seconds=60)(trains_as_before)
+@stage.requires("one rank trains as before", seconds=60)
+def one_rank_trains_as_before(script, draw):
+    trains_as_before(script, draw)
+    if not script.on(1, draw).ranks[0].gradient.numel():
+        raise Wrong("learns-nothing", expected="gradients in a step", got="none")
 
 
 @stage.requires(
