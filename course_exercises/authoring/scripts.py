@@ -56,6 +56,7 @@ SENTENCES = {
     "no-group": "Nothing has called `dist.init_process_group()`, which comes before all that needs the ranks.",
     "adds-up": "The gradients of a step are still there in the next, and are added to its own. Call "
     "`optimizer.zero_grad()` once a step, before its first backward pass.",
+    "learns-nothing": "No step of the optimizer has found a gradient: nothing has called `backward` before it.",
     "refused-options": "Your script refuses the options that it is started with: what it says stands below. Keep those "
     "that it had, and add what this stage asks for.",
     "no-log": "The log is not there, or a line of it is no JSON. Rank 0 writes it, and no other rank.",
@@ -163,6 +164,7 @@ class OnRank:
     largest: int  # numbers of the largest parameter that was ever made with memory, a part's where it is a part
     shardings: int  # calls of fully_shard
     saves: int  # calls of torch.save
+    backwards: int  # calls of backward
     unsynced: int  # calls of set_requires_gradient_sync(False)
     computed: int  # the most windows in one forward pass of an embedding, in training
     recomputes: bool  # whether a module computes again within a backward pass
@@ -301,9 +303,12 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def trains_as_before(script: Script, draw: Draw, **options: int) -> None:
-    """The first requirement of a stage: one rank runs it to the end, in a process group, and clears its gradients."""
+    """The first requirement of a stage: one rank runs it to the end, in a process group, with gradients of its own
+    in each step."""
     [alone] = script.on(1, draw, **options).ranks
     expect(alone.groups, 1, what="groups made", likely={"no-group": 0})
+    if not alone.backwards:
+        raise Wrong("learns-nothing", expected="gradients in a step", got="none")
     if alone.adds_up:
         raise Wrong("adds-up", expected="the gradients of each step alone", got="a sum over steps")
 
@@ -402,6 +407,7 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         following.callback(registered.remove)
         following.enter_context(_noting_batches(batches, phases))
         save = following.enter_context(_counted(torch, "save"))
+        backward = following.enter_context(_counted(torch.autograd, "backward"))
         group = following.enter_context(_counted(dist, "init_process_group"))
         shard = following.enter_context(_counted(fsdp, "fully_shard"))
         sync = following.enter_context(_counted(fsdp.FSDPModule, "set_requires_gradient_sync"))
@@ -429,6 +435,7 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         largest=max(made),
         shardings=len(shard),
         saves=len(save),
+        backwards=len(backward),
         unsynced=sum(False in arguments for arguments in sync),
         computed=max(computed),
         recomputes=bool(recomputed),

@@ -26,6 +26,7 @@ AVERAGE = "        gradient = parameter.grad.to_local()\n"
 OPTIMIZER = "    optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9)\n"
 
 WRONG = {
+    ("3.6", "learns-nothing"): [("            loss.backward()\n", "")],
     ("3.6", "no-group"): [
         (
             "    dist.init_process_group()\n    rank, world = dist.get_rank(), dist.get_world_size()",
