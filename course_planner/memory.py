@@ -218,8 +218,9 @@ def _unsharded(model: Model, layout: Layout, stage: Stage) -> float:
 
     Of a layer, gradients as autograd makes them and the float32 copy that is sent; of the root, which
     is all outside the layers, gradients that wait for its last. FSDP2 reduces in every micro-batch, a
-    pipeline only in the last one, until when all of a stage's are whole. With stage 3 also, of 2 bytes, the root's parameters and those of the layers that are gathered: of two, the one
-    that computes and the next (FSDP, 2304.11277, section 3.2), or without reshard all.
+    pipeline only in the last one, until when all of a stage's are whole. With stage 3 also, of 2 bytes,
+    the root's parameters and those of the layers that are gathered: of two, the one that computes and
+    the next (FSDP, 2304.11277, section 3.2), or without reshard all.
     """
     if layout.shards == 1 or layout.zero < 2:
         return 0

@@ -25,10 +25,8 @@ class Ring(NamedTuple):
 
 def view(link: str) -> str:
     """All that the page shows of the moves in an address: "n3/0011" sends piece 0 of rank 0, then 1 of 1."""
-    n, moves = read(link)
-    ring = _start(n)
-    for each in moves:
-        _send(ring, *each)
+    ring, _ = _replayed(link)
+    n = len(ring.held)
     whole = frozenset(range(n))
     most, least = max(map(len, ring.sent)), round(n * bus_factor("all_reduce", n))
     shown = {
@@ -53,30 +51,18 @@ def view(link: str) -> str:
 
 def move(link: str, rank: int, piece: int) -> str:
     """The address after a piece is sent, or the same one where it cannot be, and what there is to say."""
-    n, moves = read(link)
-    ring = _start(n)
-    for each in moves:
-        _send(ring, *each)
+    ring, moves = _replayed(link)
     if why := why_not(ring, rank, piece):
         return json.dumps({"link": link, "said": f"That cannot go: {why}."})
     said = _send(ring, rank, piece)
     digits = "".join(f"{r}{p}" for r, p in [*moves, (rank, piece)])
-    return json.dumps({"link": f"n{n}/{digits}", "said": said})
+    return json.dumps({"link": f"n{len(ring.held)}/{digits}", "said": said})
 
 
 def read(link: str) -> tuple[int, list[tuple[int, int]]]:
     """The ranks, and of each move its rank and its piece: as far as an address holds moves that can be."""
-    found = _LINK.fullmatch(link)
-    if not found:
-        raise ValueError(f"{link!r} is no position of the ring.")
-    n, digits = int(found[1]), found[2] or ""
-    ring, moves = _start(n), []
-    for rank, piece in zip(map(int, digits[::2]), map(int, digits[1::2])):
-        if max(rank, piece) >= n or why_not(ring, rank, piece):
-            break
-        _send(ring, rank, piece)
-        moves.append((rank, piece))
-    return n, moves
+    ring, moves = _replayed(link)
+    return len(ring.held), moves
 
 
 def why_not(ring: Ring, rank: int, piece: int) -> str | None:
@@ -142,6 +128,21 @@ for rank, (right, sent) in enumerate(launch(ring, RANKS, RANKS, MOVES)):
 def _start(n):
     own = [[frozenset([rank])] * n for rank in range(n)]
     return Ring(own, [[0] * n for _ in range(n)], [[] for _ in range(n)])
+
+
+def _replayed(link):
+    """The ring after the moves of an address, and these."""
+    found = _LINK.fullmatch(link)
+    if not found:
+        raise ValueError(f"{link!r} is no position of the ring.")
+    n, digits = int(found[1]), found[2] or ""
+    ring, moves = _start(n), []
+    for rank, piece in zip(map(int, digits[::2]), map(int, digits[1::2])):
+        if max(rank, piece) >= n or why_not(ring, rank, piece):
+            break
+        _send(ring, rank, piece)
+        moves.append((rank, piece))
+    return ring, moves
 
 
 def _is_stuck(ring, piece):

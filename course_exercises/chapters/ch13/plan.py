@@ -8,7 +8,7 @@ from functools import lru_cache
 import course_planner as estimate
 from course_exercises.authoring import Exercise, Wrong
 from course_planner import Hardware, Layout, Model
-from course_planner.memory import fits, fullest
+from course_planner.memory import fits, fullest, tensors
 
 planning = Exercise(
     "13.3",
@@ -116,7 +116,7 @@ def _check_layout(order: _Order, got) -> None:
     held = fullest(order.model, layout, order.seq)
     if not fits(held, order.hardware):
         expected = f"at most {order.hardware.hbm_bytes / 1e9:.0f} GB of tensors"
-        got = f"{(held['total'] - held['allocator']) / 1e9:.1f} GB"
+        got = f"{tensors(held) / 1e9:.1f} GB"
         raise Wrong("does-not-fit", expected=expected, got=got)
     seconds = estimate.step_time(order.model, layout, order.seq, order.hardware).seconds
     if seconds > (1 + REGRET) * best:
