@@ -461,7 +461,7 @@ compare(
 # and each of them records its calls. Then each rank is traced in this process, among seven ranks that do not exist.
 
 # %%
-cube = Layout(dp=2, tp=2, pp=2, zero=3, reshard=False, micro_batches=4)
+cube = Layout(dp=2, tp=2, pp=2, zero=3, reshard=False, micro_batches=2)
 train_small = partial(program, model=small, seq=128, dtype=torch.float32)
 
 

@@ -15,7 +15,6 @@ RULE = [
     # the exercises: solution and stub, and what is common
     ("checks/test_wrong_answers.py::*::test_another_right_answer*", LONG),
     ("checks/test_wrong_answers.py::*::test_a_wrong_answer*", LONG),  # but for COMMON
-    ("checks/test_wrong_answers.py::test_rarer*", LONG),
     ("checks/test_wrong_answers.py*", QUICK),
     ("checks/test_progress.py::*kernel*", LONG),
     ("checks/test_stages.py::test_the*", QUICK),
@@ -54,7 +53,9 @@ RULE = [
     ("tools/test_benchmarks.py*", LONG),
     ("tools/test_class.py*", LONG),
     ("tools/test_gpu_session.py*", LONG),
+    ("tools/test_run_tests.py*", LONG),
     ("tools/test_setup.py*", LONG),
+    ("tools/test_tiers.py::test_both*", LONG),
     ("tools/*", QUICK),
     ("*", LONG),
 ]

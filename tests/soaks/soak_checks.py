@@ -6,6 +6,8 @@ happened to give the same result. Those of the corpus may get any hint.
 
 With --margins in front, tries the right answers only, and says how much of its tolerance a comparison
 of theirs has used at most: a tenth, or a right answer may be rejected under another seed.
+
+The exit status is 1 where a right answer was rejected, or a wrong one accepted.
 """
 
 import sys
@@ -19,7 +21,7 @@ from tests.wrong_answers import ANY, Answer, load_all, load_corpus
 
 
 def soak(exercise, seeds):
-    """Print what went wrong for one exercise."""
+    """Print what went wrong for one exercise; return how many right answers were rejected, or wrong ones accepted."""
     listed = load_all(exercise.id) + load_corpus(exercise.id)
     answers = [*listed, Answer(exercise.id, load_answer(exercise.id), None)]
     found = Counter()
@@ -36,10 +38,12 @@ def soak(exercise, seeds):
         f"{found['misnamed']} misnamed",
         flush=True,
     )
+    return found["rejected"] + found["accepted"]
 
 
 def margins(exercise, seeds):
-    """Print the largest share of a tolerance that the right answers to one exercise use."""
+    """Print the largest share of a tolerance that the right answers to one exercise use; return how often
+    one was rejected."""
     answers = [a for a in load_all(exercise.id) if a.names is None]
     answers.append(Answer(exercise.id, load_answer(exercise.id), None))
     worst, rejected = (0.0, ""), 0
@@ -53,6 +57,7 @@ def margins(exercise, seeds):
         f"{rejected} rejected, at most {worst[0]:.1%} of a tolerance used{worst[1]}",
         flush=True,
     )
+    return rejected
 
 
 def _tolerance_used(exercise, answer, seed):
@@ -85,6 +90,5 @@ if __name__ == "__main__":
     given = sys.argv[1:]
     tried = margins if given[0] == "--margins" else soak
     count, *wanted = given[1:] if tried is margins else given
-    for each in exercises():
-        if not wanted or each.id in wanted:
-            tried(each, int(count))
+    chosen = [each for each in exercises() if not wanted or each.id in wanted]
+    sys.exit(sum(tried(each, int(count)) for each in chosen) > 0)
