@@ -608,7 +608,7 @@ from course_utils.lesson import terminal
 
 script = mine.passing("13.4").resolve()
 beginning = terminal.scratch().resolve() / "beginning.txt"
-beginning.write_text(Path("../data/text/the_long_shed.txt").read_text()[:4000])
+beginning.write_text(Path("../data/text/the_long_shed.txt").read_text()[:4096])
 options = [f"--{name.replace('_', '-')}={number}" for name, number in SIZES.items()]
 options += ["--text", beginning, "--rate=0.05", "--batch=16", "--micro-batch=2", "--epochs=1"]
 options += ["--save-every=3"]
