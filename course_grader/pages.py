@@ -6,6 +6,7 @@ with what became of it, what was expected and what came, and the hint. It loads 
 """
 
 import html
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ h3 { font-size: 1.1rem; margin: .2rem 0; } h2 span, h3 span { font-weight: norma
 .said { font: .85rem/1.5 ui-monospace, monospace; max-height: 70vh; overflow-y: auto; margin: .4rem 0; }
 .said div { white-space: pre-wrap; overflow-wrap: anywhere; padding-left: calc(var(--indent) * 1ch); }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .3rem .8rem .3rem 0; }
+td:first-child { min-width: 11rem; overflow-wrap: anywhere; }
 tr { border-bottom: 1px solid #ddd; vertical-align: top; }
 @media (max-width: 40rem) { .said div { padding-left: calc(var(--indent) * .4ch); } }
 """
@@ -115,12 +117,13 @@ def _section(mark: Mark) -> str:
 def _body(mark):
     """What the check says, line by line: one that is too long goes on below its own beginning. Without
     the characters that turn the direction of a line round, or delete it."""
-    lines = printable(mark.feedback[:_MOST]).splitlines()
-    if lines and lines[0].startswith(f"{mark.exercise} {mark.name}  ") and mark.status != "by hand":
-        lines = lines[1:]  # the title again
+    title = f"{mark.exercise} {mark.name}"
+    head = re.compile(rf"{re.escape(title)} +\(.*\)")  # "3.1 average_gradients      (2 points)"
+    lines = printable(mark.feedback[:_MOST].removeprefix(title)).lstrip(": ").splitlines()
     return "".join(
         f'<div style="--indent: {len(line) - len(line.lstrip(" "))}">{html.escape(line.strip(" "))}</div>'
         for line in lines[:_MOST_LINES]
+        if not head.fullmatch(line) and not head.fullmatch(f"{title} {line}")
     )
 
 
@@ -128,7 +131,7 @@ def _index(totals, names):
     rows = "".join(
         f'<tr><td><a href="feedback/{html.escape(name)}">{_escaped(total.student.name)}</a></td>'
         f"<td>{_escaped(total.student.id)}</td><td>{total.points:g}</td>"
-        f"<td>{'<br>'.join(map(_escaped, total.remarks()))}</td></tr>"
+        f"<td>{'<br>'.join(map(_escaped, total.remarks(named=len(total.handed_in) > 1)))}</td></tr>"
         for total, name in zip(totals, names, strict=True)
     )
     head = "<tr><th>student</th><th>id</th><th>points</th><th>remarks</th></tr>"

@@ -61,24 +61,21 @@ class Rules:
         due = extended or self.due.get(chapter)
         if due is None:
             return Late(why="Canvas calls it late." if by_canvas else "")
-        was_due = f"it was due on {_time(due)}{', with an extension' if extended else ''}"
         if (days := self.days_late.get(id, {}).get(chapter)) is not None:
-            why = f"Days late by hand: {days}"
+            why = f"{_days(days)} late, as your instructor has decided"
         elif by_canvas is not None:
             days = int(by_canvas and not extended)
-            why = "Canvas calls it late, and not by how many days; one is counted"
-            if by_canvas and extended:
-                return Late(why=f"Canvas calls it late; {was_due}.")
+            why = f"Canvas calls it late{', which counts as one day' if days else ''}"
         else:
             days = 0 if when is None else max(0, -int(-(when - due) // _DAY))
             why = f"It came on {_time(when or 0)}, {_days(days)} late"
-        if not days:
+        if not days and not by_canvas:
             return Late()
         costs = min(1.0, self.penalty * max(0, days - self.free_days))
+        due_on = f"It was due on {_time(due)}{', with an extension' if extended else ''}"
         free = f"{_days(self.free_days)} free, " if self.free_days else ""
-        return Late(
-            days, 1 - costs, f"{why}; {was_due}. {free}{costs:.0%} of the points taken off."
-        )
+        taken = f" {free}{costs:.0%} of the points taken off." if days else ""
+        return Late(days, 1 - costs, f"{why}. {due_on}.{taken}")
 
 
 def _time(seconds: float) -> str:

@@ -112,9 +112,9 @@ def _draw(found, path):
         :_DRAWN
     ]
     by_id = {s.exercise: s for s in found}
-    heights = [1 + 0.3 * len(found), 0.6 + 0.5 * len(wrong)][: 2 if wrong else 1]
+    heights = [1 + 0.35 * len(found), 0.6 + 0.45 * len(wrong)][: 2 if wrong else 1]
     figure = Figure(figsize=(9, sum(heights) + 0.4), layout="constrained")
-    axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+    axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     left = [0] * len(found)
     names = [f"{s.exercise} {s.name}" for s in found]
     for kind, colour in _KINDS:
@@ -124,15 +124,18 @@ def _draw(found, path):
     axes[0].set_title("Who passed: what to teach again comes first", loc="left")
     axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     if wrong:
-        labels = []
-        for (exercise, slug), _ in wrong:
-            sentence = _sentence(by_id[exercise], slug).partition(". ")[0]
-            labels.append("\n".join(textwrap.wrap(f"{exercise} {slug}: {sentence}", 62)[:2]))
-        axes[1].barh(labels, [n for _, n in wrong], color="#D55E00")
-        axes[1].set_title("The mistakes, the most frequent first", loc="left")
+        axes[1].barh(range(len(wrong)), [n for _, n in wrong], height=0.4, color="#D55E00")
+        axes[1].set_yticks(range(len(wrong)), [exercise for (exercise, _), _ in wrong])
+        axes[1].set_title("The mistakes: the most frequent comes first", loc="left")
+        for i, ((exercise, slug), n) in enumerate(wrong):
+            said = f"{slug}: {_sentence(by_id[exercise], slug)}".removesuffix(": ")
+            said = textwrap.shorten(said, 78, placeholder=" ...")
+            axes[1].text(0, i - 0.24, said, va="bottom", parse_math=False)
+            axes[1].text(n, i, f" {n}", va="center")
     for each in axes:
         each.invert_yaxis()
-        each.set_xlabel("submissions")
+        each.tick_params(left=False)
         each.xaxis.set_major_locator(MaxNLocator(integer=True))
         each.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("submissions")
     figure.savefig(path, dpi=150, metadata={"Software": None})

@@ -54,9 +54,9 @@ class Total:
         """The days late of all that counts."""
         return sum(handed_in.late.days for handed_in in self.counting)
 
-    def remarks(self) -> list[str]:
+    def remarks(self, named: bool = True) -> list[str]:
         """What an instructor should know: nothing, or nothing gradable, came; what was late; marks by
-        hand; what does not count."""
+        hand; what does not count; each with the name of its file, or without."""
         found = [] if any(h.found for h in self.handed_in) else ["nothing was handed in."]
         for one in self.handed_in:
             said = [one.grade.reason, one.late.why]
@@ -65,7 +65,8 @@ class Total:
             ]
             if not one.grade.reason and not one.counts:
                 said += [f"{one.worth:g} points, and another one counts."]
-            found += [f"{one.name}: {sentence}".removeprefix(": ") for sentence in said if sentence]
+            name = f"{one.name}: " if named and one.name else ""
+            found += [f"{name}{sentence}" for sentence in said if sentence]
         return found
 
 

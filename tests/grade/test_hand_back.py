@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import unicodedata
 import zipfile
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 
 from course_exercises.checks import catalogue, points
 from course_exercises.sources.chapters import ROOT
-from course_grader import export, grading, lms, pages, report, roster, rules, summary
+from course_grader import export, grading, lms, outside, pages, report, roster, rules, summary
 from course_grader.gathering import Found
 from course_grader.marks import Grade, Mark
 from course_grader.roster import Student
@@ -476,6 +477,14 @@ def test_what_one_student_hands_in_has_a_share_of_time(monkeypatch, tmp_path):
         ["stopped"] * 3,
     ]
     assert [cells for n, cells in started if n == "3"] == [False] * 3
+
+
+def test_an_environment_that_is_a_link_is_seen_as_well_as_its_target(monkeypatch, tmp_path):
+    """Two checkouts share one; nothing was graded, because Python was not there."""
+    (tmp_path / "shared" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv").symlink_to(tmp_path / "shared")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert {str(tmp_path / ".venv"), str(tmp_path / "shared")} <= set(outside.visible())
 
 
 # --- the examples ---------------------------------------------------------------------------------
