@@ -1,22 +1,6 @@
 """class.toml, beside the roster: what an instructor decides, for a class and for a student.
 
-free_days = 1                 # late days that cost nothing
-penalty = 0.1                 # the share of the points that each further one costs
-
-[due]
-"03" = 2026-03-01T12:00:00    # without a time: the end of that day
-
-[extension.4711]              # a student's id
-"03" = 2                      # so many days more, or a date
-
-[days_late.4711]              # instead of what the grader or Canvas makes of it
-"03" = 1
-
-[mark.4711]
-"3.1" = { points = 2, reason = "explained it at the blackboard" }
-
-[regrade]
-"3.2" = "3 March: its check was mended"    # grades it again, once for each reason
+examples/class.toml shows all that it may hold.
 """
 
 import datetime
