@@ -91,7 +91,7 @@ def _a_word(text):
 
 def run(options: argparse.Namespace) -> None:
     """Grades, prints and writes; leaves with the exit status."""
-    with tempfile.TemporaryDirectory(prefix="handed-in-") as folder:
+    with tempfile.TemporaryDirectory(prefix="handed-in-") as folder, _ended_by_sigterm():
         try:
             _must_be_complete(options)
             found = list(gathering.notebooks(options.files, Path(folder)))
@@ -104,8 +104,7 @@ def run(options: argparse.Namespace) -> None:
         except ValueError as error:
             sys.exit(str(error))
         owners = totals.owners(found, students)
-        with _ended_by_sigterm():
-            grades = list(_graded(found, owners, options, shares, record))
+        grades = list(_graded(found, owners, options, shares, record))
         failed = len(grades) < len(found) or any(grade.reason for grade in grades)
         if len(grades) == len(found) and not options.json:
             graded = list(zip(found, grades, owners, strict=True))

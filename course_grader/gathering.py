@@ -156,7 +156,8 @@ def _in_archive(archive: Found, folder: Path) -> Iterator[Found]:
             if len(opened.infolist()) > _MOST_MEMBERS:
                 yield _whole(archive, _CROWDED.format(archive.path.name))
     except Exception as error:  # noqa: BLE001 - zipfile raises of all kinds for what is damaged
-        yield _whole(archive, f"{archive.path.name} is no archive that can be read: {error}.")
+        said = getattr(error, "strerror", None) or error
+        yield _whole(archive, f"{archive.path.name} is no archive that can be read: {said}.")
 
 
 def _whole(archive, reason):

@@ -90,6 +90,9 @@ def page(total: Total) -> str:
 
 
 def _why_not(one):
+    """For the student: what the grader itself could not do is the instructor's, with its paths."""
+    if one.grade.chapter and one.grade.reason:
+        return "it could not be graded; please tell your instructor."
     return one.grade.reason or f"{one.worth:g} points; another one counts."
 
 
@@ -98,7 +101,9 @@ def _notebook(one: HandedIn) -> str:
     head = (
         f"<h2>{_escaped(grade.chapter)}<span>{one.worth:g} of {grade.points:g} points</span></h2>"
     )
-    head += f"<p>{_escaped(one.name)}</p>" if one.name != f"{grade.chapter}.ipynb" else ""
+    head += (
+        f"<p>{_escaped(one.name)}</p>" if one.found and one.name != f"{grade.chapter}.ipynb" else ""
+    )
     if one.late.why:
         before = f" {grade.earned:g} points before that." if one.late.left < 1 else ""
         head += f'<p class="late">{_escaped(one.late.why + before)}</p>'

@@ -53,6 +53,8 @@ def read(path: Path) -> dict[str, Student]:
                 f"{path}: {other.name} and {student.name} have the same id, {student.id}."
             )
         students[student.id] = student
+    if not students:
+        raise ValueError(f"{path} has no student.")
     return students
 
 

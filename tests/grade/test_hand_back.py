@@ -16,7 +16,18 @@ import pytest
 
 from course_exercises.checks import catalogue, points
 from course_exercises.sources.chapters import ROOT
-from course_grader import export, grading, lms, outside, pages, report, roster, rules, summary
+from course_grader import (
+    export,
+    gathering,
+    grading,
+    lms,
+    outside,
+    pages,
+    report,
+    roster,
+    rules,
+    summary,
+)
 from course_grader.gathering import Found
 from course_grader.marks import Grade, Mark
 from course_grader.roster import Student
@@ -77,6 +88,8 @@ def test_what_the_lms_has_written_says_whose_it_is(inside, id):
     [
         "lovelace_1815_90210_03.ipynb",  # of a student who is not in the roster
         "lovelace_1815_90210_work.zip/bob_03.ipynb",
+        "lovelace_1815_5_x_90210_6_03.ipynb",
+        "Ada_1815_assignsubmission_file__90210_assignsubmission_file_/03.ipynb",
         "zed/bob_03_ddp.ipynb",
         "03_ddp.ipynb",
         "abob_03.ipynb",
@@ -135,6 +148,7 @@ def test_the_lists_of_an_lms_are_rosters(text, tmp_path):
         ("name,email\nA,b\n", "columns name, email, id"),
         ("name,email,id\nA,b,\n", "A has no id"),
         ("name,email,id\nA,b\n", "A has no id"),
+        ("Student,ID,SIS Login ID\n    Points Possible,,\n", "has no student"),
         ("name,email,id\nA,b,7\nB,c,7\n", "A and B have the same id, 7"),
     ],
 )
@@ -316,6 +330,21 @@ def test_a_page_has_the_students_name_and_no_path_of_the_instructors(tmp_path):
         assert said in text
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "feedback/Ada-Löwe_1815.html" in index and "3 days late" in index
+
+
+def test_what_is_said_of_a_file_names_no_folder_of_the_instructors(tmp_path):
+    (tmp_path / "in" / "ada" / "03.ipynb").mkdir(parents=True)
+    (tmp_path / "in" / "bob").mkdir()
+    (tmp_path / "in" / "bob" / "03.ipynb").symlink_to(tmp_path / "nowhere" / "x.ipynb")
+    (tmp_path / "in" / "cyd.zip").write_text("PK")
+    found = list(gathering.notebooks([str(tmp_path / "in")], tmp_path / "out"))
+    requests = [grading.Request(one.path, one.reason) for one in found]
+    reasons = [made.reason for made in grading.grade_all(requests)]
+    reasons.append(
+        pages.page(total(student("a"), (found[0], replace(grade(mark()), reason="/home/x"))))
+    )
+    assert len(reasons) == 4 and all(reasons)
+    assert not [said for said in reasons if str(tmp_path) in said or "/home" in said]
 
 
 def test_no_page_takes_the_place_of_another(tmp_path):
