@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import assignments
 import nbformat
@@ -340,6 +341,33 @@ def test_marks_are_those_of_the_command(graded: Path, members: dict) -> None:
 def test_a_class_is_graded_in_one_process(graded: Path) -> None:
     """Each imported PyTorch twice before: the command, and the server of its keepers."""
     assert STARTED == [len(CLASS)]
+
+
+def test_the_process_gets_what_nbgrader_will_take_up(tmp_path: Path) -> None:
+    files = {
+        "ada": ["03_ddp"],
+        "bob": ["03_ddp"],
+        "cyd": ["homework"],
+        "dan": ["one", "two"],
+        "eve": ["03_ddp", "old"],
+        "fay": ["03_ddp"],
+        "gus": [],
+    }
+    for student, names in files.items():
+        (tmp_path / student / "03_ddp").mkdir(parents=True)
+        for name in names:
+            (tmp_path / student / "03_ddp" / f"{name}.ipynb").touch()
+    (tmp_path / "done" / "fay").mkdir(parents=True)
+    autograde = SimpleNamespace(
+        assignments=[str(tmp_path / student / "03_ddp") for student in files],
+        _format_dest=lambda assignment, student: tmp_path / "done" / student,
+        force=False,
+    )
+    first = tmp_path / "bob" / "03_ddp" / "03_ddp.ipynb"
+    expected = ["bob/03_ddp/03_ddp.ipynb", "cyd/03_ddp/homework.ipynb", "eve/03_ddp/03_ddp.ipynb"]
+    assert nbgrader._to_come(first, autograde) == [tmp_path / name for name in expected]
+    autograde.force = True
+    assert len(nbgrader._to_come(first, autograde)) == 4
 
 
 def test_feedback_says_what_the_check_says(graded: Path) -> None:
