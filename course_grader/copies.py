@@ -6,20 +6,18 @@ answer: the tree of a million operators takes gigabytes, and this is the grader'
 """
 
 import ast
+import contextlib
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from course_grader.marks import Grade
+from course_grader.submission import NotGradable, read_file
 
 _FEWEST_NODES = 40
 _MOST_CHARACTERS = 20_000  # of a cell; the longest answer of the course has some 3,000
+_MOST_BYTES = 50 << 20  # of a notebook
 _COMMON = 0.2  # a form that so large a part of a class has, and four at least, is common
-
-
-@dataclass(frozen=True)
-class Alike:
-    """An exercise and the files whose answers are equal."""
-
-    exercise: str
-    files: list[str]
 
 
 def form_of(source: str, name: str) -> str | None:
@@ -70,8 +68,8 @@ def _without_text(body):
     return kept or [ast.Pass()]
 
 
-def alike(forms: list[tuple[str, str, str | None]]) -> list[Alike]:
-    """The groups of equal answers, from (exercise, file, form)."""
+def alike(forms: list[tuple[str, str, str | None]]) -> list[str]:
+    """A line for each group of equal answers, from (exercise, file, form)."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     answers: dict[str, int] = defaultdict(int)
     for exercise, file, form in forms:
@@ -79,7 +77,23 @@ def alike(forms: list[tuple[str, str, str | None]]) -> list[Alike]:
             groups[exercise, form].append(file)
             answers[exercise] += 1
     return [
-        Alike(exercise, files)
+        f"{exercise}: {', '.join(files)}"
         for (exercise, _), files in groups.items()
         if len(files) > 1 and not (len(files) >= 4 and len(files) > _COMMON * answers[exercise])
     ]
+
+
+def among(graded: Sequence[tuple[Path, Grade]]) -> list[str]:
+    """The same, of submissions."""
+    return alike(
+        [form for path, grade in graded if not grade.reason for form in _forms(path, grade)]
+    )
+
+
+def _forms(path: Path, grade: Grade) -> Iterator[tuple[str, str, str | None]]:
+    with contextlib.suppress(NotGradable):
+        cells = read_file(path, _MOST_BYTES).cells
+        for mark in grade.exercises:
+            if mark.status in ("passed", "failed", "stopped"):
+                known = (form_of(cell.source, mark.name) for cell in reversed(cells))
+                yield mark.exercise, grade.path, next(filter(None, known), None)

@@ -12,11 +12,13 @@ class Mark:
 
     status: "passed", "failed" or "not attempted", as the check says;
             "missing": the submission has no answer, or nothing that Python can read as one;
-            "stopped": its code left Python, was killed, or went over a limit.
+            "stopped": its code left Python, was killed, or went over a limit;
+            "by hand": class.toml says so, and why.
     feedback: the text that `check` prints; for the last two, a sentence that says what happened.
     lines: each requirement, whether it was met (None: not looked at), and the mistake or None.
     seconds: how long it took; the only part that differs from run to run.
-    partial: what is earned where requirements have points of their own (checks/points.py), else None.
+    partial: what is earned where requirements have points of their own (checks/points.py), or a person
+        has decided, else None.
     """
 
     exercise: str
@@ -43,6 +45,15 @@ class Mark:
             return self
         return replace(self, partial=met(own, (ok for _, ok, _ in self.lines)))
 
+    def described(self) -> dict:
+        """The mark as it is written to files: nothing in it differs from run to run."""
+        return {key: part for key, part in vars(self).items() if key not in ("seconds", "partial")}
+
+    def by_hand(self, points: float, reason: str) -> "Mark":
+        """The mark that a person has given; what the check said stays below the reason."""
+        said = f"{self.exercise} {self.name}  by hand: {reason}\n\n{self.feedback}"
+        return replace(self, partial=points, status="by hand", feedback=said)
+
 
 @dataclass(frozen=True)
 class Grade:
@@ -57,13 +68,16 @@ class Grade:
     exercises: list[Mark] = field(default_factory=list)
     reason: str = ""
 
-    def named(self, name: str) -> "Grade":
-        """The same grade under the name by which the instructor knows the file."""
-        return replace(self, path=name)
-
     def with_points(self, shares: Mapping[str, list[float]]) -> "Grade":
         """The grade where requirements have points, as in Mark."""
         return replace(self, exercises=[mark.with_points(shares) for mark in self.exercises])
+
+    def by_hand(self, given: Mapping[str, tuple[float, str]]) -> "Grade":
+        """The grade with the marks that a person has given: points and reason by exercise."""
+        marks = (
+            m.by_hand(*given[m.exercise]) if m.exercise in given else m for m in self.exercises
+        )
+        return replace(self, exercises=list(marks))
 
     @property
     def earned(self) -> float:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,13 +148,19 @@ class GradeExercises(NbGraderPreprocessor):
     points = Unicode(help="A points.toml: points for each requirement.").tag(config=True)
     unprotected = Bool(help="Grade also where the system has no namespaces.").tag(config=True)
 
+    def _marks_of(self, path: Path) -> dict:
+        autograde = self.parent.parent  # the exporter's
+        if autograde not in _marks or not _marks[autograde].has(path):
+            options = ["--variant", self.variant] if self.variant else []
+            options += ["--points", self.points] if self.points else []
+            options += ["--unprotected"] if self.unprotected else []
+            _marks[autograde] = Marks(_to_come(path, autograde), options)
+        return _marks[autograde].of(path)
+
     def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
         """Adds the outputs, and a first cell with the remarks where there are any."""
         path = Path(resources["metadata"]["path"], f"{resources['metadata']['name']}.ipynb")
-        more = ["--variant", self.variant] if self.variant else []
-        more += ["--points", self.points] if self.points else []
-        more += ["--unprotected"] if self.unprotected else []
-        grade = marks_of(path, more)
+        grade = self._marks_of(path)
         reason = _reason(grade, resources["nbgrader"]["notebook"])
         remarks = nb.metadata[REMARKS]
         if reason:
@@ -167,20 +174,52 @@ class GradeExercises(NbGraderPreprocessor):
         return nb, resources
 
 
-def marks_of(path: Path, options: list[str]) -> dict:
-    """What `python -m course_utils grade` says about a file; its JSON tells the form.
+class Marks:
+    """What `python -m course_utils grade` says about notebooks, one after the other.
 
-    In a process of its own, so that nothing of the grader stays in nbgrader's server.
+    In one process for a whole class, which goes on while nbgrader saves what has come, and of which
+    nothing stays in nbgrader's server.
     """
-    with tempfile.TemporaryDirectory(prefix="course-nbgrader-") as folder:
-        report = Path(folder, "marks.json")
-        command = [sys.executable, "-m", "course_utils", "grade", str(path), "--json", str(report)]
-        run = subprocess.run([*command, *options], check=False, capture_output=True, text=True)
-        try:
-            return json.loads(report.read_text(encoding="utf-8"))["files"][0]
-        except (OSError, ValueError, LookupError):
-            said = f"{run.stdout}\n{run.stderr}"
-            raise RuntimeError(f"The grader failed on {path}:\n{said}") from None
+
+    def __init__(self, paths: list[Path], options: list[str]):
+        command = [sys.executable, "-m", "course_utils", "grade", "--json", *options]
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object
+        self._run = subprocess.Popen(
+            [*command, *map(str, paths)], stdout=subprocess.PIPE, stderr=self._said, text=True
+        )
+        self._left = [path.parent for path in paths]  # a folder has one notebook that is graded
+        weakref.finalize(self, self._run.stdout.close)
+
+    def has(self, path: Path) -> bool:
+        """Whether the notebook is still to come."""
+        return path.parent in self._left
+
+    def of(self, path: Path) -> dict:
+        """The notebook's, for which it waits; those before it are dropped."""
+        while self.has(path):
+            line = self._run.stdout.readline()
+            if not line:
+                self._said.seek(0)
+                raise RuntimeError(f"The grader failed on {path}:\n{self._said.read()}")
+            if self._left.pop(0) == path.parent:
+                return json.loads(line)
+        raise LookupError(path)
+
+
+# of each autograding that goes on
+_marks: weakref.WeakKeyDictionary[object, Marks] = weakref.WeakKeyDictionary()
+
+
+def _to_come(path: Path, autograde: object) -> list[Path]:
+    """A submission's notebook, and those that nbgrader will take up after it."""
+    later = [Path(name) for name in sorted(autograde.assignments) if name > str(path.parent)]
+    found = [path]
+    for folder in later:
+        expected, notebooks = folder / f"{folder.name}.ipynb", sorted(folder.glob("*.ipynb"))
+        done = Path(autograde._format_dest(folder.name, folder.parent.name)).exists()
+        if (autograde.force or not done) and (expected in notebooks or len(notebooks) == 1):
+            found.append(expected if expected in notebooks else notebooks[0])
+    return found
 
 
 def _reason(grade: dict, chapter: str) -> str:

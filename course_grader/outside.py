@@ -35,6 +35,7 @@ def visible() -> list[str]:
     course = [*course_utils.PACKAGES, ROOT / "data"]
     devices = [Path("/dev", name) for name in _DEVICES]
     settings = [Path("/etc", name) for name in _SETTINGS]
+    python += [os.path.realpath(path) for path in python]  # where a .venv is a link
     wanted = [*_SYSTEM, *python, *packages, *course, *settings, *devices]
     found = {os.path.normpath(path) for path in wanted if os.path.lexists(path)}
     return sorted(path for path in found if not _has_parent(path, found))

@@ -44,7 +44,7 @@ def content_of(path: str, most_bytes: int) -> bytes:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no ordinary file"
-            raise Refused(f"{path} is {kind}; hand in a notebook (.ipynb).")
+            raise Refused(f"{name} is {kind}; hand in a notebook (.ipynb).")
         if status.st_size > most_bytes:
             raise Refused(
                 f"{name} has {status.st_size / 1e6:.0f} MB, and {most_bytes / 1e6:.0f} MB are "
@@ -53,7 +53,7 @@ def content_of(path: str, most_bytes: int) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise Refused(f"{name} cannot be read: {error.strerror or error}.") from None
 
 
 def _beside(link: str) -> bool:

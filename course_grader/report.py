@@ -1,19 +1,22 @@
-"""Grades as text for the terminal, as CSV for a spreadsheet, as JSON for a program.
+"""Grades as text for the terminal and as CSV for a spreadsheet, as JSON for a program.
 
 Nothing in them differs from run to run: the same files and the same variant give the same bytes.
 """
 
 import csv
-import dataclasses
 import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from course_grader.marks import Grade, Mark
+from course_grader.marks import Grade
+from course_grader.totals import Total
 
-_COLUMNS = ("file", "chapter", "exercise", "name", "points", "earned", "status", "feedback")
+_COLUMNS = (
+    *("student", "id", "file", "chapter", "exercise", "name"),
+    *("points", "earned", "status", "days late", "feedback"),
+)
 _FORMULAS = re.escape("=+-@\uff1d\uff0b\uff0d\uff20")  # also as wide as a Chinese character
 # In many countries a semicolon ends a cell, and a line break a row, in quotation marks as well.
 _BEGINS = re.compile(rf"^(?=[{_FORMULAS}])|(?<=[;\n])[ ]*(?=[{_FORMULAS}]\S)")
@@ -35,6 +38,13 @@ def text(grade: Grade, details: bool) -> str:
     return printable("\n".join(lines))
 
 
+def as_json(grade: Grade) -> str:
+    """A line for a program: {"file": ..., "chapter": ..., "reason": ..., "exercises": [...]}"""
+    exercises = [mark.described() | {"earned": mark.earned} for mark in grade.exercises]
+    entry = {"file": grade.path, "chapter": grade.chapter, "reason": grade.reason}
+    return json.dumps(entry | {"exercises": exercises})
+
+
 def _points(number):
     return f"{number} point{'' if number == 1 else 's'}"
 
@@ -49,13 +59,13 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "?")
 
 
-def write_csv(grades: Sequence[Grade], path: Path) -> None:
-    """A row for each exercise, and one for each file that could not be graded."""
+def write_csv(totals: Sequence[Total], nobodys: Sequence[str], path: Path) -> None:
+    """A row for each exercise that counts, and one for what could not be graded, or is nobody's."""
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
-        for grade in grades:
-            writer.writerows([in_a_table(cell) for cell in row] for row in _rows(grade))
+        for row in _rows(totals, nobodys):
+            writer.writerow([in_a_table(cell) for cell in row])
 
 
 def in_a_table(cell: object) -> object:
@@ -65,33 +75,17 @@ def in_a_table(cell: object) -> object:
     return _BEGINS.sub("'", printable(cell))
 
 
-def _rows(grade: Grade) -> Iterator[tuple]:
-    if grade.reason:
-        yield grade.path, "", "", "", 0, 0, "not graded", grade.reason
-    for m in grade.exercises:
-        mark = (m.exercise, m.name, m.points, m.earned, m.status, m.feedback)
-        yield grade.path, grade.chapter, *mark
-
-
-def write_json(grades: Sequence[Grade], variant: str, path: Path) -> None:
-    """{"variant": ..., "files": [{"file": ..., "points": ..., "exercises": [...]}, ...]}"""
-    content = {"variant": variant, "files": [_described(grade) for grade in grades]}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _described(grade: Grade) -> dict:
-    return {
-        "file": grade.path,
-        "chapter": grade.chapter,
-        "points": grade.points,
-        "earned": grade.earned,
-        "reason": grade.reason,
-        "exercises": [_entry(mark) for mark in grade.exercises],
-    }
-
-
-def _entry(mark: Mark) -> dict:
-    entry = dataclasses.asdict(mark) | {"earned": mark.earned}
-    for key in ("seconds", "partial"):
-        del entry[key]
-    return entry
+def _rows(totals: Sequence[Total], nobodys: Sequence[str]) -> Iterator[tuple]:
+    for total in totals:
+        who = total.student.name, total.student.id
+        for one in total.handed_in:
+            file = *who, one.name, one.grade.chapter
+            if one.grade.reason:
+                yield *file, "", "", 0, 0, "not graded", 0, one.grade.reason
+            for m in one.grade.exercises if one.counts else ():
+                mark = (m.exercise, m.name, m.points, m.earned, m.status, one.late.days, m.feedback)
+                yield *file, *mark
+        if not total.handed_in:
+            yield *who, "", "", "", "", 0, 0, "not graded", 0, "Nothing was handed in."
+    for sentence in nobodys:
+        yield "", "", "", "", "", "", 0, 0, "not graded", 0, sentence

@@ -1,21 +1,26 @@
-"""A class: who handed in what, when, and what that comes to.
+"""A class: who is in it, and whose a submission is.
 
-roster.csv has a row for each student, with the columns `name`, `email` and `file`; `file` is a path, or
-a part of one, that only this student's submissions have ("first", "first_1815"). `id` is optional and
-goes into the exports; without it the e-mail address does.
-
-A path begins with what the instructor or the LMS has called it, and ends with what the student has:
-the name of the file, and all that is in an archive. So the place that comes first says whose it is,
-and nobody hands in for somebody else by a name that is further behind.
+roster.csv has a row for each student with the columns `name`, `email` and `id`. The id is what the LMS
+writes into the names of submissions: Canvas's or Moodle's number, nbgrader's folder, or whatever stands
+in front ("ada" in ada_03_ddp.ipynb). Canvas's gradebook and Moodle's grading worksheet are rosters, too.
 """
 
 import csv
-import datetime
+import re
 import unicodedata
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-_COLUMNS = ("name", "email", "file")
+from course_grader import lms
+from course_grader.gathering import Found
+
+_COLUMNS = {  # as we, Canvas and Moodle call them
+    "name": ("name", "student", "full name"),
+    "email": ("email", "email address", "sis login id"),
+    "id": ("id", "identifier"),
+}
+_NO_STUDENT = re.compile(r"\s*Points Possible|$")  # a row of Canvas's
 
 
 @dataclass(frozen=True)
@@ -24,103 +29,75 @@ class Student:
 
     name: str
     email: str
-    file: str
     id: str
 
 
-@dataclass
-class Total:
-    """What a student has: points, after the days late, and what could be had, by chapter; the days
-    late; all points. `files` are the submissions that count."""
-
-    student: Student
-    files: list[str] = field(default_factory=list)
-    chapters: dict[str, tuple[float, float]] = field(default_factory=dict)
-    days_late: int = 0
-    points: float = 0.0
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """When a submission is due, how many days late are free, and the share of the points that each
-    further one costs."""
-
-    due: datetime.datetime | None = None
-    free_days: int = 0
-    penalty: float = 0.1
-
-
-def read(path: Path) -> list[Student]:
-    """Reads a roster. Raises ValueError with a sentence."""
+def read(path: Path) -> dict[str, Student]:
+    """Reads a roster: the students by id. Raises ValueError with a sentence."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from None
-    rows = list(csv.DictReader(text.splitlines()))
-    missing = [c for c in _COLUMNS if rows and c not in rows[0]]
-    if not rows or missing:
-        raise ValueError(f"{path} needs a row for each student and the columns name, email, file.")
-    students = [_student({key: text or "" for key, text in row.items()}) for row in rows]
-    empty = [student.name for student in students if not student.file]
-    if empty:
-        raise ValueError(f"{path}: {empty[0]} has no file; write what only their paths hold.")
+    rows = [_row(row) for row in csv.DictReader(text.splitlines())]
+    if not rows or not all(_column(rows[0], key) for key in _COLUMNS):
+        raise ValueError(f"{path} needs a row for each student and the columns name, email, id.")
+    students: dict[str, Student] = {}
+    for row in rows:
+        student = Student(*(row[_column(row, key)] for key in _COLUMNS))
+        if _NO_STUDENT.match(student.name) and not student.id:
+            continue
+        if not student.id:
+            raise ValueError(f"{path}: {student.name} has no id; write what the LMS calls them.")
+        if other := students.get(student.id):
+            raise ValueError(
+                f"{path}: {other.name} and {student.name} have the same id, {student.id}."
+            )
+        students[student.id] = student
+    if not students:
+        raise ValueError(f"{path} has no student.")
     return students
 
 
-def _student(row):
-    return Student(*(row[c].strip() for c in _COLUMNS), (row.get("id") or row["email"]).strip())
+def _row(row):
+    cells = {key: text for key, text in row.items() if isinstance(key, str)}
+    return {
+        key.strip().lower(): unicodedata.normalize("NFC", (text or "").strip()).removeprefix(
+            "Participant "
+        )  # Moodle's
+        for key, text in cells.items()
+    }
 
 
-def _composed(text):
-    """An umlaut is one character here, also where macOS has made two of it."""
-    return unicodedata.normalize("NFC", text)
+def _column(row, key):
+    return next((name for name in _COLUMNS[key] if name in row), "")
 
 
-def owner(path: str, students: list[Student]) -> Student | None:
-    """The student whose `file` is in the path: that which begins first, and of these the longest.
-    None where nobody's is, or two are the same."""
-    path, names = _composed(path), [(_composed(s.file), s) for s in students]
-    fitting = sorted(
-        ((path.index(name), -len(name), name, s) for name, s in names if name in path),
-        key=lambda found: found[:2],
-    )
-    if len(fitting) > 1 and fitting[0][2] == fitting[1][2]:
-        return None
-    return fitting[0][3] if fitting else None
+def owner(found: Found, students: Mapping[str, Student]) -> Student | str:
+    """Whose a submission is; a sentence where it is nobody's, or could be two students'."""
+    part = lms.first(found.inside)
+    fitting = _named(part, students)
+    if len(fitting) == 1:  # a folder of one student's, and in it a file with another's name?
+        fitting += [one for one in _named(found.typed, students)[:1] if one not in fitting]
+    if not fitting:
+        number = next(iter(lms.ids(part)), "")
+        what = f"the number {number}" if number else f"what it begins with, {part!r},"
+        return (
+            f"{found.name} is nobody's: {what} is no id of the roster. Name the folder or archive in "
+            "which the students' own folders and files lie."
+        )
+    if len(fitting) > 1:
+        names = " or ".join(f"{one.name} ({one.id})" for one in fitting)
+        return f"{found.name} is nobody's: it could be {names}. Rename it."
+    return fitting[0]
 
 
-def days_late(path: Path, due: datetime.datetime | None) -> int:
-    """Whole days, begun ones counted, that a file was changed after the due time."""
-    if due is None or not path.exists():
-        return 0
-    late = path.stat().st_mtime - due.timestamp()
-    return max(0, -int(-late // 86400)) if late > 0 else 0
-
-
-def totals(
-    submitted: list[tuple[str, str, float, float, int]],
-    students: list[Student],
-    deadline: Deadline,
-) -> tuple[list[Total], list[str]]:
-    """The total of each student, and the files that belong to nobody. A submission is (path, chapter,
-    earned, points, days late); of several for one chapter the best counts, after its days."""
-    found = {id(student): Total(student) for student in students}
-    nobodys = []
-    best: dict[tuple[int, str], tuple[float, tuple]] = {}
-    for one in submitted:
-        student = owner(one[0], students)
-        if student is None:
-            nobodys.append(one[0])
-            continue
-        late = max(0, one[4] - deadline.free_days)
-        worth = one[2] * max(0.0, 1 - deadline.penalty * late)
-        key = id(student), one[1]
-        if key not in best or worth > best[key][0]:
-            best[key] = worth, one
-    for (student, chapter), (worth, one) in best.items():
-        total = found[student]
-        total.files.append(one[0])
-        total.chapters[chapter] = (round(worth, 4), one[3])
-        total.days_late += one[4]
-        total.points = round(total.points + worth, 4)
-    return [found[id(student)] for student in students], nobodys
+def _named(part: str, students: Mapping[str, Student]) -> list[Student]:
+    """The students whose id the part is, or whose number the LMS may have written there, or whose id
+    it begins with."""
+    for whole in (part, re.sub(r"\.\w+\s*$", "", part)):
+        if whole in students:
+            return [students[whole]]
+    numbers = lms.ids(part)
+    if numbers and numbers[0] not in students:
+        return []
+    return [students[id] for id in dict.fromkeys(numbers or lms.plain(part)) if id in students]

@@ -16,7 +16,7 @@ c.CourseDirectory.course_id = "parallelism"
 c.Exchange.root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exchange")
 c.Exchange.cache = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exchange", "cache")
 
-# Points for each requirement, and grading on a system without namespaces: see INSTRUCTORS.md.
+# Points for each requirement, and grading on a system without namespaces: see docs/grading.md.
 # c.GradeExercises.points = "points.toml"
 # c.GradeExercises.unprotected = True
 

@@ -33,6 +33,7 @@ TESTS = {
     "notebooks/": ["notebooks", "pages"],
     "tools/": ["tools", "notebooks"],
     "data/": ["modules", "estimate"],
+    "examples/": ["grade"],
     "book/": ["browser"],
     "playground/": ["playground", "browser"],
     "conftest.py": [ALL],

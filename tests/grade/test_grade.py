@@ -309,67 +309,57 @@ class TestCommand:
         assert "1 of 1  passed" in shown
 
     def test_a_class(self, class_folder, tmp_path, capsys):
-        table, data = tmp_path / "marks.csv", tmp_path / "marks.json"
-        assert self.run(class_folder, "--csv", table, "--json", data, "--jobs", 2) == 1
+        assert self.run(class_folder, "--into", tmp_path / "out", "--jobs", 2) == 1
         shown = capsys.readouterr().out
         assert "half_right/00_start_here.ipynb: 00_start_here, 2 of 4 points" in shown
         assert "a_picture/00_start_here.ipynb: not graded\n  00_start_here.ipynb is no" in shown
         assert "0 of 1  stopped\n      the code ended its process, with exit code 0" in shown
-        rows = list(csv.DictReader(table.open()))
+        rows = list(csv.DictReader((tmp_path / "out" / "marks.csv").open()))
         assert [(row["exercise"], row["earned"], row["status"]) for row in rows] == [
             ("", "0", "not graded"),
             *(("0.1", "1", "passed"), ("0.2", "1", "passed"), ("0.3", "0", "not attempted")),
             *(("0.1", "0", "missing"), ("0.2", "0", "stopped"), ("0.3", "0", "missing")),
         ]
         assert rows[1]["feedback"].endswith("passed: 1 point")
-        files = json.loads(data.read_text())["files"]
-        assert [Path(file["file"]).parent.name for file in files] == [
-            *("a_picture", "half_right", "leaves")
-        ]
-        assert [(file["earned"], file["points"]) for file in files] == [(0, 0), (2, 4), (0, 4)]
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
             (["{empty}"], "There is no notebook (.ipynb) in {empty}."),
-            (["{file}", "--csv", "{empty}"], "{empty} cannot be written (Is a directory)"),
-            (["{file}", "--json", "{empty}/x/y"], "cannot be written (No such file or directory)"),
+            (["{file}", "--into", "{file}/x"], "{file}/x cannot be the folder of the results"),
         ],
     )
     def test_what_cannot_be_is_said(self, arguments, says, tmp_path):
-        places = {"empty": tmp_path, "file": tmp_path / "file.ipynb"}
+        places = {"empty": tmp_path / "empty", "file": tmp_path / "file.ipynb"}
+        places["empty"].mkdir()
+        places["file"].touch()
         code = self.run(*(argument.format(**places) for argument in arguments))
         assert says.format(**places) in code
 
     def test_a_server_that_does_not_start(self, class_folder, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("course_grader.keeper_client._PROGRAM", "no.such.program")
-        table = tmp_path / "marks.csv"
-        assert self.run(class_folder, "--csv", table) == 1
+        assert self.run(class_folder, "--into", tmp_path / "out") == 1
         shown = capsys.readouterr().out
         assert "The grader's server does not start" in shown
         assert "1 of 3 files were graded" in shown  # the picture needs no server
-        assert "marks.csv.partial has those that were graded" in shown
-        with open(f"{table}.partial") as partial:
-            assert len(list(csv.DictReader(partial))) == 1
+        assert not (tmp_path / "out" / "marks.csv").exists()
 
     def test_inputs_of_their_own_for_students(self, tmp_path, capsys):
         """Two who hand in the same are asked for other numbers; a complaint can be tried again."""
         for name in ("first", "second"):
             hand_in(tmp_path / "in" / name, ["counts_one_byte_more"])
-        rows = "name,email,file,id\nFirst,f@x.org,first,7\nSecond,s@x.org,second,8\n"
+        rows = "name,email,id\nFirst,f@x.org,first\nSecond,s@x.org,second\n"
         (tmp_path / "roster.csv").write_text(rows)
         own = ("--roster", tmp_path / "roster.csv", "--own-inputs", "--variant", "spring")
 
         def feedback(*arguments):
-            data = tmp_path / "marks.json"
-            assert self.run(*arguments, "--json", data) == 0
-            files = json.loads(data.read_text())["files"]
+            assert self.run(*arguments, "--json") == 0
+            files = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
             return [file["exercises"][1]["feedback"] for file in files]
 
         first, second = feedback(tmp_path / "in", *own)
         assert first != second
-        assert feedback(tmp_path / "in" / "second", "--variant", "spring/8") == [second]
-        assert "needs --roster" in self.run("x.ipynb", "--own-inputs")
+        assert feedback(tmp_path / "in" / "second", "--variant", "spring/second") == [second]
 
     def test_no_variant_at_all(self, capsys):
         assert self.run("x.ipynb", "--variant", "") == 2

@@ -1,12 +1,9 @@
 """What an instructor does with a class: files as they come, a roster, points, exports, reports."""
 
-import csv
-import datetime
 import os
 import pickle
 import subprocess
 import sys
-import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -21,21 +18,16 @@ from course_exercises.checks.catalogue import find
 from course_exercises.sources.chapters import chapters
 from course_grader import (
     copies,
-    export,
     gathering,
     grade_files,
     gradescope,
     integrity,
-    pages,
     reading,
     report,
-    roster,
-    summary,
 )
 from course_grader import judge as judges
 from course_grader.marks import Grade, Mark
 from course_grader.submission import NotGradable, read_file
-from course_utils.__main__ import main
 from tests.hostile_class.members import hand_in, names_of
 from tests.wrong_answers.ch00.message_bytes import everything_is_float32
 
@@ -90,7 +82,7 @@ def test_a_file_that_needs_too_much_memory_has_a_reason(tmp_path, monkeypatch):
 
 def test_a_folder_as_it_comes_out_of_an_lms(tmp_path):
     kept = ["first_123_03.ipynb", "sub/second.ipynb"]
-    left = ["._ada_123_03.ipynb", "__MACOSX/x.ipynb", ".ipynb_checkpoints/y.ipynb", "notes.txt"]
+    left = ["._ada_123_03.ipynb", "__MACOSX/x.ipynb", ".ipynb_checkpoints/y.ipynb", "sub/notes.txt"]
     for name in kept + left:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text("{}")
@@ -164,11 +156,40 @@ def test_a_students_archive_is_as_late_as_it_is_and_a_class_in_one_says_nothing(
     path.parent.mkdir(parents=True)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("1.ipynb", "{}")
-    due = datetime.datetime(2026, 3, 1)
-    os.utime(path, (0, due.timestamp() + 3 * 86400))
+    os.utime(path, (0, 1000))
     [packed] = gathering.notebooks([str(tmp_path / "in")], tmp_path / "a")
     [of_a_class] = gathering.notebooks([str(path)], tmp_path / "b")
-    assert [roster.days_late(one.path, due) for one in (packed, of_a_class)] == [3, 0]
+    assert [one.when for one in (packed, of_a_class)] == [1000, None]
+
+
+def test_one_students_archive_has_as_many_notebooks_as_the_course_and_no_more(tmp_path):
+    """10,000 that hang cost an evening."""
+    (tmp_path / "in" / "eve").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "in" / "eve" / "all.zip", "w") as archive:
+        for number in range(100):
+            archive.writestr(f"{number}.ipynb", "{}")
+    *graded, last = gathering.notebooks([str(tmp_path / "in")], tmp_path / "out")
+    assert len(graded) == 40
+    assert not any(one.reason for one in graded)
+    assert last.reason == "all.zip holds 100 notebooks; 40 are graded."
+
+
+def test_a_student_without_a_notebook_has_a_line(tmp_path):
+    """Web pages, scripts and documents were left out without a word."""
+    files = ["eve/03_ddp.html", "eve/03_ddp.pdf", "ada_15_7_03.py", "fay/03_ddp.ipynb ", "fay/x.py"]
+    for name in files:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text("{}")
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for name in files:
+            archive.writestr(name, "{}")
+    for place in ("in", "class.zip"):
+        found = gathering.notebooks([str(tmp_path / place)], tmp_path / "out")
+        assert {str(one.inside): one.reason for one in found} == {
+            "fay/03_ddp.ipynb ": "",
+            "ada_15_7_03.py": "No notebook (.ipynb) was handed in, only ada_15_7_03.py.",
+            "eve/03_ddp.html": "No notebook (.ipynb) was handed in, only 03_ddp.html, 03_ddp.pdf.",
+        }
 
 
 def test_an_archive_that_becomes_much_more_than_it_is_stays_packed(tmp_path):
@@ -211,6 +232,8 @@ def test_what_is_almost_a_notebook_is_not_passed_over_in_silence(tmp_path):
     assert "neither a notebook" in found.pop("f.zip/03.ipynb.json")
     assert "holds no notebook" in found.pop("g.zip")
     assert "link to a folder" in found.pop("h")
+    assert "only 03.ipynb~" in found.pop("d/03.ipynb~")
+    assert "only t10k.gz" in found.pop("e/t10k.gz")
     assert not found
 
 
@@ -226,54 +249,6 @@ def test_members_beyond_the_most_that_are_read_are_not_passed_over_in_silence(
     assert "has more than" in more.reason
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    """Grades three files, of which `of` are done when Ctrl-C is pressed; the folder, and what it printed."""
-
-    def run(*arguments, of=3):
-        def graded(paths, **_):
-            for path in list(paths)[:of]:
-                yield grade(path, mark("passed"))
-            if of < 3:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr("course_grader.command.grade_files", graded)
-        with pytest.raises(SystemExit) as ended:
-            main(["grade", str(tmp_path / "in"), *map(str, arguments)])
-        return ended.value.code
-
-    for name in ("first_03", "second_03", "third_03"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-        (tmp_path / "in" / name / "03.ipynb").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    Path("roster.csv").write_text(ROSTER, encoding="utf-8-sig")
-    return run
-
-
-def test_an_interrupted_run_leaves_what_an_earlier_one_has_written(command, capsys):
-    asked = ["--csv", "marks.csv", "--json", "marks.json", "--roster", "roster.csv"]
-    asked += ["--canvas", "canvas.csv", "--report", "report"]
-    assert not command(*asked)
-    names = ["marks.csv", "marks.json", "canvas.csv", "report.md"]
-    before = {name: Path(name).read_text() for name in names}
-    assert command(*asked, of=1) == 1
-    assert {name: Path(name).read_text() for name in names} == before
-    assert "first_03" in Path("marks.csv.partial").read_text()
-    assert "second_03" not in Path("marks.json.partial").read_text()
-    said = capsys.readouterr().out.partition("Interrupted: 1 of 3")[2]
-    assert "marks.csv is as it was" in said and "no totals and no exports" in said
-    assert "points" not in said.partition("files were graded.")[2]
-
-
-def test_a_report_without_a_name_is_refused(command):
-    assert "--report is a name" in command("--report", ".")
-
-
-def test_pages_that_can_have_no_folder_are_refused_before_anything_is_graded(command):
-    Path("pages").touch()
-    assert "pages cannot be the folder of the pages" in command("--pages", "pages")
-
-
 def test_a_files_name_begins_no_line_about_somebody_else():
     evil = "x\nfirst/00.ipynb"
     for graded in (grade(evil, mark()), Grade(evil, reason=f"{evil} is empty.")):
@@ -286,13 +261,6 @@ def test_no_cell_is_a_formula_also_where_a_semicolon_ends_a_cell(text):
     cells = str(report.in_a_table(text)).replace("\n", ";").split(";")
     assert not any(cell.strip()[:1] in ("=", "@", "\uff1d") for cell in cells)
     assert report.in_a_table("0.3 pass_on\n  no  3 - 1; 2 = 2") == "0.3 pass_on\n  no  3 - 1; 2 = 2"
-
-
-def test_no_page_takes_the_place_of_another(tmp_path):
-    names = ["a/\udcfe.ipynb", "a/\udcff.ipynb", "\U0001d400" * 60 + ".ipynb"]
-    written = pages.write([grade(name, mark()) for name in names], names, tmp_path)
-    assert len({path.name for path in written}) == 3
-    assert all(len(path.stem.rsplit("-", 1)[1]) >= 16 for path in written), "findable by trying"
 
 
 def test_a_kernel_of_its_own_for_an_operator_is_noticed():
@@ -313,16 +281,6 @@ def test_what_is_no_archive_has_a_reason(tmp_path):
 
 
 # --- tables -------------------------------------------------------------------------------------
-
-
-def test_a_spreadsheet_computes_nothing_of_what_a_submission_says(tmp_path):
-    path = tmp_path / "marks.csv"
-    evil = '=HYPERLINK("http://x")'
-    report.write_csv([Grade(f"{evil}.ipynb", reason="\x1b[2J@x"), grade("+b", mark())], path)
-    cells = [cell for row in csv.reader(path.open()) for cell in row]
-    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
-    assert "\x1b" not in path.read_text()
-    assert f"'{evil}.ipynb" in cells
 
 
 def test_points_for_each_requirement(tmp_path):
@@ -375,117 +333,6 @@ def test_check_says_what_is_wrong_with_the_points_and_goes_on(tmp_path, monkeypa
     assert "next: hint" in said
 
 
-ROSTER = "name,email,file,id\nFirst,first@x.org,first,7\nSecond,second@x.org,second,\n"
-
-
-@pytest.fixture
-def students(tmp_path):
-    path = tmp_path / "roster.csv"
-    path.write_text(ROSTER, encoding="utf-8-sig")
-    return roster.read(path)
-
-
-def test_totals_with_late_days(students):
-    submitted = [
-        ("in/first_03.ipynb", "03_ddp", 10.0, 15.0, 0),
-        ("in/first_03_late.ipynb", "03_ddp", 15.0, 15.0, 3),  # 2 beyond the free one: 12
-        ("in/second_00.ipynb", "00_start_here", 4.0, 4.0, 1),
-        ("in/third.ipynb", "03_ddp", 15.0, 15.0, 0),
-    ]
-    totals, nobodys = roster.totals(submitted, students, roster.Deadline(None, 1, 0.1))
-    assert [(t.student.name, t.points, t.days_late) for t in totals] == [
-        ("First", 12, 3),
-        ("Second", 4, 1),
-    ]
-    assert totals[0].files == ["in/first_03_late.ipynb"]
-    assert nobodys == ["in/third.ipynb"]
-
-
-def test_nobody_hands_in_for_somebody_else():
-    """The name of a file, and all that is in an archive, is the student's own choice."""
-    bob = roster.Student("Bob", "b@x.org", "bob_7", "7")
-    weak = roster.Student("Weak", "w@x.org", "weak_1816", "1816")
-    for path in ("in/bob_7/work.zip/weak_1816/03.ipynb", "in/bob_7_900_weak_1816_03.ipynb"):
-        assert roster.owner(path, [weak, bob]) is bob
-    longer = roster.Student("Bobby", "bb@x.org", "bob_77", "77")
-    assert roster.owner("in/bob_77/03.ipynb", [bob, longer]) is longer
-    assert roster.owner("in/03.ipynb", [bob, longer]) is None
-
-
-def test_an_umlaut_from_a_mac_is_the_same_umlaut():
-    name = "Müller_Jörg"
-    for written, found in (("NFC", "NFD"), ("NFD", "NFC")):
-        student = roster.Student("", "", unicodedata.normalize(written, name), "1")
-        path = unicodedata.normalize(found, f"in/{name}_123/03.ipynb")
-        assert roster.owner(path, [student]) is student
-
-
-def test_what_is_exported_is_what_is_left_after_days_late(tmp_path):
-    students = [roster.Student("First", "first@x.org", "first", "7")]
-    late = roster.Deadline(None, 1, 0.1)
-    totals, _ = roster.totals([("first", "03_ddp", 10.0, 15.0, 3)], students, late)
-    export.write(totals, "moodle", tmp_path / "moodle.csv")
-    assert (tmp_path / "moodle.csv").read_text().splitlines()[1] == "first@x.org,8"
-
-
-def test_a_page_has_no_more_lines_than_somebody_reads(tmp_path):
-    grades = [grade("a", mark(feedback="x\n" * 4000))]
-    [path] = pages.write(grades, ["a"], tmp_path)
-    assert len(path.read_text()) < 50_000
-
-
-def test_days_late_count_when_they_have_begun(tmp_path):
-    path = tmp_path / "x"
-    path.touch()
-    due = datetime.datetime(2026, 3, 1, 12)
-    for seconds, days in ((-5, 0), (0, 0), (1, 1), (86400, 1), (86401, 2)):
-        os.utime(path, (0, due.timestamp() + seconds))
-        assert roster.days_late(path, due) == days
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("name,email\nA,b\n", "columns name, email, file"),
-        ("name,email,file\nA,b,\n", "A has no file"),
-        ("name,email,file\nA,b\n", "A has no file"),
-    ],
-)
-def test_a_roster_that_cannot_be_used_says_why(text, says, tmp_path):
-    (tmp_path / "r.csv").write_text(text)
-    with pytest.raises(ValueError, match=says):
-        roster.read(tmp_path / "r.csv")
-
-
-@pytest.mark.parametrize(
-    ("kind", "rows"),
-    [
-        ("moodle", [["Email address", "03_ddp"], ["first@x.org", "10"], ["second@x.org", "0"]]),
-        (
-            "gradescope",
-            [
-                ["Email", "Name", "03_ddp"],
-                ["first@x.org", "First", "10"],
-                ["second@x.org", "Second", "0"],
-            ],
-        ),
-        (
-            "canvas",
-            [
-                ["Student", "ID", "SIS Login ID", "Section", "03_ddp"],
-                ["    Points Possible", "", "", "", "15"],
-                ["First", "", "7", "", "10"],
-                ["Second", "", "second@x.org", "", "0"],
-            ],
-        ),
-    ],
-)
-def test_exports(kind, rows, students, tmp_path):
-    totals, _ = roster.totals([("first", "03_ddp", 10.0, 15.0, 0)], students, roster.Deadline())
-    export.write(totals, kind, tmp_path / "out.csv")
-    assert list(csv.reader((tmp_path / "out.csv").open())) == rows
-
-
 def test_an_autograder_for_gradescope(tmp_path):
     gradescope.write_zip(0, tmp_path / "autograder.zip")
     with zipfile.ZipFile(tmp_path / "autograder.zip") as archive:
@@ -507,37 +354,7 @@ def test_an_autograder_for_gradescope(tmp_path):
     assert gradescope.grade_folder(0, tmp_path)["output"] == "There are 2 notebooks; hand in one."
 
 
-# --- what it says about a class -----------------------------------------------------------------
-
-
-def test_the_report_names_the_mistakes_by_frequency(tmp_path):
-    wrong = [["r", False, "unchanged"]]
-    grades = [grade(f"{i}", mark(lines=wrong)) for i in range(3)]
-    grades += [grade("p", mark("passed", lines=[])), grade("u", mark("not attempted", lines=[]))]
-    grades += [grade("o", mark(lines=[["r", False, "left-out"]]))]
-    [found] = summary.summaries(grades)
-    assert (found.passed, found.failed, found.untried) == (1, 4, 1)
-    summary.write(grades, tmp_path / "monday")
-    text = (tmp_path / "monday.md").read_text()
-    assert "| 0.3 `pass_on` | 1 (17%) | 4 | 1 | 3 x unchanged: Each rank still has" in text
-    assert (tmp_path / "monday.png").stat().st_size > 1000
-
-
-def test_a_page_is_short_and_loads_nothing(tmp_path):
-    evil = "<script>alert(1)</script>"
-    [path] = pages.write([grade("a", mark(feedback=evil * 5000), mark("passed"))], [evil], tmp_path)
-    text = path.read_text()
-    assert "<script>" not in text
-    assert "://" not in text
-    assert len(text) < 50_000
-    assert path.parent == tmp_path
-
-
-def test_no_character_turns_a_line_of_a_page_round(tmp_path):
-    evil = "0.3 pass_on\n  no  \u202edessap\u2066\x1b[2K"
-    [path] = pages.write([grade("a", mark(feedback=evil))], ["b\u202e.ipynb"], tmp_path)
-    assert not {"\u202e", "\u2066", "\x1b"} & set(path.read_text())
-
+# --- equal answers -----------------------------------------------------------------------------
 
 LONG = """
 def f(tensor, n):
@@ -560,9 +377,7 @@ def test_equal_answers_are_found_after_renaming_and_formatting():
         (file, copies.form_of(source, "f"))
         for file, source in zip("abc", (LONG, renamed, other), strict=True)
     ]
-    assert [alike.files for alike in copies.alike([("3.1", *form) for form in forms])] == [
-        ["a", "b"]
-    ]
+    assert copies.alike([("3.1", *form) for form in forms]) == ["3.1: a, b"]
 
 
 @pytest.mark.parametrize(

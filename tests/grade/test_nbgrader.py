@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import assignments
 import nbformat
@@ -27,10 +28,11 @@ from nbgrader.utils import determine_grade
 from nbgrader.validator import Validator
 from traitlets.config import Config
 
+import course_grader.nbgrader
 import notebooks
 from course_exercises.checks import catalogue, check
 from course_exercises.sources import answers
-from course_grader import nbgrader
+from course_grader import grade_files, nbgrader
 from tests.hostile_class.members import Member, hand_in, names_of
 
 CHAPTER = "00_start_here"
@@ -272,6 +274,15 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, M
     return {member.name: (path, member) for path, member in handed_in}
 
 
+STARTED: list[int] = []  # how many notebooks each process of the grader got
+
+
+class Counted(nbgrader.Marks):
+    def __init__(self, paths: list[Path], options: list[str]):
+        STARTED.append(len(paths))
+        super().__init__(paths, options)
+
+
 @pytest.fixture(scope="module")
 def graded(course: Path, members: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The course folder after release, submission, collection, autograding and feedback."""
@@ -286,7 +297,9 @@ def graded(course: Path, members: dict, tmp_path_factory: pytest.TempPathFactory
     assert nbgrader.collect(CHAPTER)["success"]
     (course / "submitted" / "no_notebook" / CHAPTER).mkdir(parents=True)
     (course / "submitted" / "no_notebook" / CHAPTER / "answers.pdf").touch()
-    assert nbgrader.autograde(CHAPTER, "*")["success"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(course_grader.nbgrader, "Marks", Counted)
+        assert nbgrader.autograde(CHAPTER, "*")["success"]
     assert nbgrader.generate_feedback(CHAPTER)["success"]
     return course
 
@@ -317,22 +330,44 @@ def test_every_submission_has_its_points_or_a_reason(graded: Path, members: dict
     assert not any(lines[name].remarks for name in ("half_right", "untouched"))
 
 
-def test_marks_are_those_of_the_command(graded: Path, members: dict, tmp_path: Path) -> None:
-    report = tmp_path / "marks.json"
-    command = [
-        sys.executable,
-        "-m",
-        "course_utils",
-        "grade",
-        "--unprotected",
-        "--json",
-        str(report),
-    ]
-    subprocess.run([*command, *(str(path) for path, _ in members.values())], check=False)
-    files = json.loads(report.read_text())["files"]
+def test_marks_are_those_of_the_command(graded: Path, members: dict) -> None:
+    paths = [path for path, _ in members.values()]
+    grades = grade_files(paths, jobs=2, isolated=None)
     lines = {line.student: line for line in assignments.submissions(graded, CHAPTER)}
     points = [float(lines[name].points.split()[0]) for name in members]
-    assert points == [file["earned"] for file in files]
+    assert points == [grade.earned for grade in grades]
+
+
+def test_a_class_is_graded_in_one_process(graded: Path) -> None:
+    """Each imported PyTorch twice before: the command, and the server of its keepers."""
+    assert STARTED == [len(CLASS)]
+
+
+def test_the_process_gets_what_nbgrader_will_take_up(tmp_path: Path) -> None:
+    files = {
+        "ada": ["03_ddp"],
+        "bob": ["03_ddp"],
+        "cyd": ["homework"],
+        "dan": ["one", "two"],
+        "eve": ["03_ddp", "old"],
+        "fay": ["03_ddp"],
+        "gus": [],
+    }
+    for student, names in files.items():
+        (tmp_path / student / "03_ddp").mkdir(parents=True)
+        for name in names:
+            (tmp_path / student / "03_ddp" / f"{name}.ipynb").touch()
+    (tmp_path / "done" / "fay").mkdir(parents=True)
+    autograde = SimpleNamespace(
+        assignments=[str(tmp_path / student / "03_ddp") for student in files],
+        _format_dest=lambda assignment, student: tmp_path / "done" / student,
+        force=False,
+    )
+    first = tmp_path / "bob" / "03_ddp" / "03_ddp.ipynb"
+    expected = ["bob/03_ddp/03_ddp.ipynb", "cyd/03_ddp/homework.ipynb", "eve/03_ddp/03_ddp.ipynb"]
+    assert nbgrader._to_come(first, autograde) == [tmp_path / name for name in expected]
+    autograde.force = True
+    assert len(nbgrader._to_come(first, autograde)) == 4
 
 
 def test_feedback_says_what_the_check_says(graded: Path) -> None:
@@ -383,12 +418,13 @@ def test_points_are_the_same_in_check_grader_and_nbgrader(
     assert api.autograde(CHAPTER, "ada")["success"]
     assert api.generate_feedback(CHAPTER, "ada")["success"]
     [line] = assignments.submissions(course, CHAPTER)
-    marks = nbgrader.marks_of(submitted, ["--points", str(course / "points.toml"), "--unprotected"])
+    shares = ["--points", str(course / "points.toml"), "--unprotected"]
+    marks = nbgrader.Marks([submitted], shares).of(submitted)
     monkeypatch.chdir(released)
     capsys.readouterr()
     check("0.2", four_bytes_each)
     assert "so far: 0.75 of 1 point" in capsys.readouterr().out
-    assert marks["earned"] == 0.75
+    assert sum(mark["earned"] for mark in marks["exercises"]) == 0.75
     assert line.points == "0.75 of 4"
     assert "points.toml" in {path.name for path in released.iterdir()}
     assert not [path for path in home.rglob("*") if "exchange" in path.name or path.suffix == ".db"]

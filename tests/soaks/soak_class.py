@@ -3,7 +3,7 @@
     python -m tests.soaks.soak_class [60] [--keep FOLDER]
 
 Ten of the class are the worst of tests/hostile_class, the others right, half right, wrong and odd. What
-comes out, table, JSON and pages, must be alike, whatever the machine does besides.
+comes out, tables, report and pages, must be alike, whatever the machine does besides.
 """
 
 import argparse
@@ -43,10 +43,7 @@ def make(folder: Path, size: int, worst: list[str]) -> None:
 
 def grade(folder: Path, out: Path) -> dict[str, bytes]:
     """What the command writes about a class, by file name."""
-    out.mkdir()
-    command = [sys.executable, "-m", "course_utils", "grade", str(folder), "--copies"]
-    command += ["--csv", str(out / "marks.csv"), "--json", str(out / "marks.json")]
-    command += ["--pages", str(out / "pages"), "--report", str(out / "report")]
+    command = [sys.executable, "-m", "course_utils", "grade", str(folder), "--into", str(out)]
     run = subprocess.run(command, check=False, capture_output=True)
     (out / "text").write_bytes(run.stdout)
     return {

@@ -1,0 +1,78 @@
+"""graded.jsonl: what the checks have said of each submission, a line each, written as soon as it is graded.
+
+A run that was ended goes on after the last line: what is graded already, the same bytes under the same
+variant, is not graded again, but for the exercises that class.toml names under [regrade].
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from course_grader.marks import Grade, Mark
+
+NAME = "graded.jsonl"
+_AGAIN = "Grade it again."  # a mark that says so (checking.py) is none
+_MOST_BYTES = 50 << 20
+
+
+class Record:
+    """The record in a folder, which is made; without a folder there is none. Raises ValueError where
+    it cannot be written."""
+
+    def __init__(self, folder: Path | None, regrade: Mapping[str, str]):
+        self._regrade = regrade
+        self._known: dict[tuple[str, str], dict] = {}
+        self._path = folder and folder / NAME
+        if folder:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._path.open("a").close()
+                self._read()
+            except OSError as error:
+                raise ValueError(
+                    f"{folder} cannot be the folder of the results: {error.strerror}."
+                ) from None
+
+    def _read(self):
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+                self._known[entry["digest"], entry["variant"]] = entry
+            except (ValueError, LookupError):
+                continue  # the last line of a run that was killed while it wrote
+
+    def marks(self, path: Path, variant: str) -> dict[str, Mark]:
+        """The marks that a submission has already, by exercise."""
+        entry = self._known.get((_digest(path), variant), {"exercises": [], "regraded": {}})
+        return {
+            mark["exercise"]: Mark(**mark)
+            for mark in entry["exercises"]
+            if entry["regraded"].get(mark["exercise"]) == self._regrade.get(mark["exercise"])
+            and _AGAIN not in mark["feedback"]
+        }
+
+    def add(self, grade: Grade, path: Path, variant: str) -> None:
+        """Writes a line for a grade that has marks, unless it is there."""
+        if not self._path or grade.reason:
+            return
+        ids = {mark.exercise for mark in grade.exercises}
+        entry = {
+            "file": grade.path,
+            "digest": _digest(path),
+            "variant": variant,
+            "chapter": grade.chapter,
+            "regraded": {id: reason for id, reason in self._regrade.items() if id in ids},
+            "exercises": [mark.described() for mark in grade.exercises],
+        }
+        key = entry["digest"], variant
+        if self._known.get(key, {}) | {"file": ""} != entry | {"file": ""}:
+            self._known[key] = entry
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+def _digest(path: Path) -> str:
+    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
