@@ -108,7 +108,8 @@ def zb_h1(stages: int, micro_batches: int) -> Schedule:
     1F1B with B and W apart. Rank r is r micro-batches late with its W, so that every rank has p in
     flight.
     """
-    return _zero_bubble(stages, micro_batches, lambda r: stages - r, lambda r: r)
+    m = micro_batches
+    return _rows(stages, m, lambda r: "f" * (stages - r) + "bf" * r + "bwf" * m)
 
 
 def zb_h2(stages: int, micro_batches: int) -> Schedule:
@@ -118,15 +119,8 @@ def zb_h2(stages: int, micro_batches: int) -> Schedule:
     The bubble goes only if each rank begins its next step without waiting for the others (section
     4): see `Simulation.step`.
     """
-    return _zero_bubble(stages, micro_batches, lambda r: 2 * (stages - r) - 1, lambda r: 2 * r)
-
-
-def _zero_bubble(
-    stages: int, micro_batches: int, ahead: Callable[[int], int], late: Callable[[int], int]
-) -> Schedule:
-    return _rows(
-        stages, micro_batches, lambda r: "f" * ahead(r) + "bf" * late(r) + "bwf" * micro_batches
-    )
+    m = micro_batches
+    return _rows(stages, m, lambda r: "f" * (2 * (stages - r) - 1) + "bf" * 2 * r + "bwf" * m)
 
 
 def zb_v(stages: int, micro_batches: int) -> Schedule:
