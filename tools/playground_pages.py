@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from string import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "playground"
@@ -60,15 +61,9 @@ def framed(path: Path) -> str:
         f'"{path.name}"', f'"{path.name}" aria-current="page"'
     )
     for name in PARTS:
-        part = (PAGES / f"{name}.html").read_text(encoding="utf-8")
-        main = re.sub(
-            rf"^ *<{name}(.*?)>(.*?)</{name}>\n",
-            lambda found, part=part: part.replace("$attributes", found[1]).replace(
-                "$text", found[2]
-            ),
-            main,
-            flags=re.MULTILINE | re.DOTALL,
-        )
+        part = Template((PAGES / f"{name}.html").read_text(encoding="utf-8"))
+        element = rf"(?ms)^ *<{name}(?P<attributes>.*?)>(?P<text>.*?)</{name}>\n"
+        main = re.sub(element, lambda found, to=part: to.substitute(found.groupdict()), main)
     return frame.replace("<title>$title</title>", title).replace("$main", main)
 
 
