@@ -11,7 +11,7 @@ from pathlib import Path
 
 from course_exercises.checks.positions import Position, read
 from course_utils.lesson import schedules
-from course_utils.lesson.schedules import Op, Simulation
+from course_utils.lesson.schedules import Op, Simulation, looped, v_shaped
 
 NAMED = {
     "GPipe": schedules.gpipe,
@@ -19,7 +19,10 @@ NAMED = {
     "interleaved 1F1B": schedules.interleaved,
     "ZB-H1": schedules.zb_h1,
     "ZB-H2": schedules.zb_h2,
+    "ZB-V": schedules.zb_v,
+    "DualPipe-V": schedules.dualpipe_v,
 }
+V_SHAPED = (schedules.zb_v, schedules.dualpipe_v)
 
 
 def view(link: str) -> str:
@@ -88,7 +91,7 @@ def move(link: str, rank: int, name: str) -> str:
 def why_not(position: Position, rank: int, op: Op) -> str | None:
     """Why an op may not be the next of a rank, in the words of `first_illegal_move`; None if it may."""
     after = [row + [op] * (r == rank) for r, row in enumerate(position.rows)]
-    sentence = schedules.first_illegal_move(_completed(position, after))
+    sentence = schedules.first_illegal_move(_completed(position, after), *position.sizes)
     if sentence and "arrived" not in sentence:
         return sentence
     if (needed := _needed(position, rank, op)) and needed[1] not in position.rows[needed[0]]:
@@ -111,7 +114,7 @@ def played(position: Position) -> Simulation | None:
 
 def times(position: Position) -> dict[tuple[int, Op], tuple[float, float]]:
     """When each placed op starts and ends: what comes after it in the order changes nothing."""
-    spans = schedules.simulate(_completed(position, position.rows)).spans
+    spans = schedules.simulate(_completed(position, position.rows), place=position.place).spans
     placed = {(rank, op) for rank, row in enumerate(position.rows) for op in row}
     return {(s.rank, s.op): (s.start, s.end) for s in spans if (s.rank, s.op) in placed}
 
@@ -127,15 +130,12 @@ def _named(board: str) -> dict[str, schedules.Schedule]:
     empty = read(board)
     plans = {}
     for name, make in NAMED.items():
-        interleaved = make is schedules.interleaved
-        more = {"chunks": empty.chunks} if interleaved else {}
+        more = {"chunks": 2} if make is schedules.interleaved else {}
         plan = make(empty.ranks, empty.micro_batches, **more)
-        fits = max(schedules.simulate(plan).peak_in_flight) <= empty.cap
-        if (
-            fits
-            and interleaved == (empty.chunks > 1)
-            and {op.kind for op in plan[0]} == set(empty.kinds)
-        ):
+        place = v_shaped if make in V_SHAPED else looped
+        if place is not empty.place or set(plan[0]) != set(empty.ops):
+            continue
+        if max(schedules.simulate(plan, place=place).peak_in_flight) <= empty.cap:
             plans[name] = plan
     return plans
 
@@ -182,11 +182,12 @@ def _completed(position, rows):
 
 def _needed(position, rank, op):
     """The rank and the op that an op waits for from elsewhere; None for the ends of the line, and W."""
-    last, step = position.ranks - 1, 1 if op.kind == "B" else -1
-    chunk = op.chunk + (rank == (last if op.kind == "B" else 0)) * step
-    if op.kind == "W" or chunk not in range(position.chunks):
+    stage = position.place(rank, op.chunk, position.ranks) + (1 if op.kind == "B" else -1)
+    homes = schedules.homes(position.place, position.ranks, position.chunks)
+    if op.kind == "W" or stage not in homes:
         return None
-    return (rank + step) % position.ranks, Op(op.kind, op.micro_batch, chunk)
+    home, chunk = homes[stage]
+    return home, Op(op.kind, op.micro_batch, chunk)
 
 
 def _kept(position, row):

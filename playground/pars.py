@@ -12,14 +12,17 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from course_utils.lesson import schedules
+from course_utils.lesson.schedules import Placement, looped, v_shaped
 
 PARS = Path(__file__).with_name("pars.json")
 RANKS, MICRO_BATCHES = (2, 3, 4), range(1, 9)
+KINDS = ((1, "FB", looped), (1, "FBW", looped), (2, "FB", looped), (2, "FBW", v_shaped))
 PATIENCE = 8  # seconds of a processor: a board for which that is too little has no par
 
 
@@ -31,6 +34,7 @@ class Board(NamedTuple):
     chunks: int
     kinds: str  # "FB" or "FBW"
     cap: int
+    place: Placement
 
     @property
     def costs(self) -> dict[str, int]:
@@ -39,7 +43,8 @@ class Board(NamedTuple):
 
     @property
     def key(self) -> str:
-        return f"p{self.ranks}m{self.micro_batches}v{self.chunks}-{self.kinds}-cap{self.cap}"
+        line = "V" if self.place is v_shaped else "v"
+        return f"p{self.ranks}m{self.micro_batches}{line}{self.chunks}-{self.kinds}-cap{self.cap}"
 
 
 class State(NamedTuple):
@@ -53,8 +58,8 @@ class State(NamedTuple):
 
 def boards() -> Iterator[Board]:
     """Every board of the page."""
-    for p, m, (v, kinds) in product(RANKS, MICRO_BATCHES, ((1, "FB"), (1, "FBW"), (2, "FB"))):
-        yield from (Board(p, m, v, kinds, cap) for cap in range(v, m * v + 1))
+    for p, m, (v, kinds, place) in product(RANKS, MICRO_BATCHES, KINDS):
+        yield from (Board(p, m, v, kinds, cap, place) for cap in range(v, m * v + 1))
 
 
 def par(board: Board, known: int | None = None) -> int | None:
@@ -72,15 +77,18 @@ def par(board: Board, known: int | None = None) -> int | None:
 
 def _named(board: Board) -> list[int]:
     """The steps of the course's schedules that keep to the cap, in ticks."""
-    p, m, v = board.ranks, board.micro_batches, board.chunks
     makers = {
-        (1, "FB"): (schedules.gpipe, schedules.one_forward_one_backward),
-        (1, "FBW"): (schedules.zb_h1, schedules.zb_h2),
+        (1, "FB", looped): (schedules.gpipe, schedules.one_forward_one_backward),
+        (1, "FBW", looped): (schedules.zb_h1, schedules.zb_h2),
+        (2, "FB", looped): (partial(schedules.interleaved, chunks=2),),
+        (2, "FBW", v_shaped): (schedules.zb_v, schedules.dualpipe_v),
     }
-    plans = [make(p, m) for make in makers.get((v, board.kinds), ())]
-    plans += [schedules.interleaved(p, m, v)] if v > 1 else []
-    results = [schedules.simulate(plan) for plan in plans]
-    return [int(r.makespan * v) for r in results if max(r.peak_in_flight) <= board.cap]
+    plans = [
+        make(board.ranks, board.micro_batches)
+        for make in makers[board.chunks, board.kinds, board.place]
+    ]
+    results = [schedules.simulate(plan, place=board.place) for plan in plans]
+    return [int(r.makespan * board.chunks) for r in results if max(r.peak_in_flight) <= board.cap]
 
 
 def _bound(board: Board) -> int:
@@ -92,8 +100,8 @@ def _bound(board: Board) -> int:
 
 def _least_end(board: Board, state: State, rank: int, now: int) -> int:
     """No schedule that goes on from here at `now` ends earlier, for what this rank still has to do."""
-    costs, m, p = board.costs, board.micro_batches, board.ranks
-    mine, split = range(rank, len(state.forward), p), "W" in board.kinds
+    costs, m = board.costs, board.micro_batches
+    mine, split = _stages(board, rank), "W" in board.kinds
     left = state.running[rank][2] - costs[state.running[rank][0]] if state.running[rank] else 0
     backward = sum(m - state.backward[s] for s in mine)
     work = left + backward * costs["B"] + sum(m - state.forward[s] for s in mine)
@@ -104,6 +112,11 @@ def _least_end(board: Board, state: State, rank: int, now: int) -> int:
         trip = len(state.forward) * (costs["F"] + costs["B"]) + split
         end = max(end, now + ((waiting - 1) // board.cap + 1) * trip)
     return end
+
+
+@cache
+def _stages(board: Board, rank: int) -> list[int]:
+    return [board.place(rank, chunk, board.ranks) for chunk in range(board.chunks)]
 
 
 def _runs(state: State, kind: str, stage: int) -> bool:
@@ -140,7 +153,7 @@ def _choices(board: Board, state: State, rank: int) -> list[tuple[str, int, int]
     """
     if state.running[rank]:
         return [state.running[rank]]
-    costs, m, mine = board.costs, board.micro_batches, range(rank, len(state.forward), board.ranks)
+    costs, m, mine = board.costs, board.micro_batches, _stages(board, rank)
     forward, backward, weights = state[:3]
     kept = weights if "W" in board.kinds else backward
     found = []
@@ -153,7 +166,7 @@ def _choices(board: Board, state: State, rank: int) -> list[tuple[str, int, int]
             found.append(("B", s, costs["B"]))
         if "W" in board.kinds and weights[s] < backward[s]:
             found.append(("W", s, costs["W"]))
-    fills = board.chunks == 1 and any(each[2] == 1 for each in found)
+    fills = any(ticks == 1 and (board.chunks == 1 or kind != "F") for kind, _, ticks in found)
     return found if fills else [*found, None]
 
 

@@ -1,6 +1,6 @@
 import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
 
-const BOARD = /^p([2-4])m([1-8])v([12])-(FBW?)-cap(\d\d?)(\/|$)/;
+const BOARD = /^p([2-4])m([1-8])(v1|v2|V2)-(FBW?)-cap(\d\d?)(\/|$)/;
 const FIRST = "p2m3v1-FB-cap2";
 const WORDS = { F: "forward", B: "backward", W: "its second half: the gradient of the weights" };
 
@@ -21,7 +21,8 @@ function begin() {
   say(link === board() ? "Begin: F0 on rank 0." : "");
   const [, p, m, v, kinds, cap] = BOARD.exec(link);
   const work = kinds === "FBW" ? "F, B and W take 1 unit of time each" : "F takes 1 unit of time, B takes 2";
-  const pieces = v === "2" ? " Each rank holds 2 chunks, and a pass through a chunk takes half as long." : "";
+  const turn = v === "V2" ? " The line turns at the last rank and comes back, so rank 0 has its first chunk and its last." : "";
+  const pieces = v[1] === "2" ? ` Each rank holds 2 chunks, and a pass through a chunk takes half as long.${turn}` : "";
   const halves = kinds === "FBW" ? " W must follow its B, and no other rank waits for it." : "";
   at("rules").textContent = `There are ${p} ranks and ${m} micro-batches. ${work}.${pieces}${halves} ` +
     `A rank may have at most ${cap} in flight: forward, and not yet ${kinds === "FBW" ? "through W" : "back"}.`;
@@ -187,7 +188,7 @@ const own = at("own").querySelector("form");
 for (let m = 1; m <= 8; m++) own.m.append(element("option", {}, String(m)));
 own.addEventListener("change", caps);
 function caps() {
-  const [fewest, most] = own.kind.value === "v2-FB" ? [2, 2 * own.m.value] : [1, Number(own.m.value)];
+  const [fewest, most] = own.kind.value[1] === "2" ? [2, 2 * own.m.value] : [1, Number(own.m.value)];
   const kept = own.cap.value;
   own.cap.replaceChildren(...Array.from({ length: most - fewest + 1 }, (_, i) => element("option", {}, String(i + fewest))));
   own.cap.value = [...own.cap.options].some((option) => option.value === kept) ? kept : most;

@@ -10,7 +10,8 @@
 #
 # In this chapter you write two schedules and run both on four ranks, by hand and with PyTorch. You also repair two
 # mistakes that people make: gradients of the wrong size, and neighbours that wait for each other. The notebook
-# `05_pipeline_further` goes on with interleaved and zero-bubble schedules.
+# `05_pipeline_further` goes on with interleaved and zero-bubble schedules, and with some whose line runs down the ranks
+# and up again.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 5. The pipeline, further: an engine for any schedule, and what it is good for
 #
-# The lesson's loop runs GPipe and 1F1B. This notebook adds three schedules: an interleaved one, in which each rank
-# holds several pieces of the model, and two with (nearly) no bubble, in which a backward pass has two halves. You
-# build an engine that runs any legal schedule, run five of them on four ranks, and train an image classifier with it.
-# Then come mistakes that show only in the gradients. At the end you write the interleaved schedule.
+# The lesson's loop runs GPipe and 1F1B. This notebook adds five schedules: an interleaved one, in which each rank
+# holds several pieces of the model, two with (nearly) no bubble, in which a backward pass has two halves, and two
+# whose line runs down the ranks and up again. You build an engine that runs any legal schedule, run seven of them on
+# four ranks, and train an image classifier with it. Then come mistakes that show only in the gradients. At the end you
+# write the interleaved schedule.
 #
 # You need no answer from the lesson.
 
@@ -29,16 +30,17 @@ hardware.report()
 # ## 1. The factory: the line passes each building twice
 #
 # In the lesson each building had one stretch of the line. Now the stretches are half as long, and the line runs through
-# the buildings twice: after building 3 it goes on in building 0. Trucks of several stretches drive between the same two
-# buildings. Every building knows the lists of its neighbours, so it knows which box comes next and has a place ready
-# for it.
+# the buildings twice: after building 3 it goes on in building 0, or it turns in building 3 and comes back. Trucks of
+# several stretches drive between the same two buildings. Every building knows the lists of its neighbours, so it knows
+# which box comes next and has a place ready for it.
 #
 # A building handles a change note in two parts: first the part for which the previous building waits, and later, when
 # there is time, the part that only it needs.
 #
 # | new in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | stretch of the line | **virtual stage** | the model's piece number c p + r: chunk c of rank r |
+# | stretch of the line | **virtual stage** | a piece of the model |
+# | which building has which stretches | `place` | which virtual stage chunk c of rank r is |
 # | first part of a change note | **B** | the gradient of the stage's inputs |
 # | second part | **W** | the gradient of its weights |
 #
@@ -153,17 +155,7 @@ print("after W, gradients of the weights: largest difference", check_equal(both[
 # smaller pieces of the model, called **chunks**, which are not neighbours: chunk c of rank r is virtual stage c p + r.
 # A micro-batch passes all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
 # $(p-1)/(vm)$ of the ideal time (Narayanan et al., section 2.2.2). The price is memory and messages: rank r has up to
-# 2(p - r - 1) + (v - 1)p + 1 passes in flight, each through half a stage if v is 2.
-
-# %%
-few = schedules.simulate(schedules.interleaved(4, 4, chunks=2))
-idle = few.step - few.work
-plots.gantt({f"Interleaved, 2 chunks: idle {idle:g} units, 1F1B has 9 (simulated)": few})
-plt.show()
-
-# %% [markdown]
-# *Four micro-batches. Each box is half as long as under 1F1B. The palest and the darkest boxes are passes through the
-# second chunk.*
+# 2(p - r - 1) + (v - 1)p + 1 passes in flight, each through half a stage if v is 2. Section 4 draws it.
 #
 # ### Zero bubble: the half that no other rank waits for
 #
@@ -202,25 +194,9 @@ plt.show()
 # *Pink boxes are W. Under ZB-H1 they fill gaps that 1F1B has at the end. Under ZB-H2 no rank has a gap from its first
 # box to its last; the ranks are only shifted against each other.*
 #
-# ### What W keeps in flight
-#
-# A micro-batch is in flight until its last use: until B, or until W in the zero-bubble schedules. 1F1B has 4, 3, 2 and
-# 1 micro-batches in flight. ZB-H1 begins like 1F1B; ZB-H2 runs 2(p - r) - 1 forward passes on rank r before its first
-# B. **Predict** from the picture how many each rank has in flight at most, under both.
-
-# %% tags=["prediction"]
-predicted = {"ZB-H1": [4, 4, 4, 4], "ZB-H2": [7, 7, 7, 7]}
-
-# %%
-compare(
-    predicted,
-    {name: SIMULATED[name].peak_in_flight for name in predicted},
-    {"As under 1F1B, but the last rank puts its W off.": {"ZB-H1": [4, 3, 2, 1]}},
-)
-
-# %% [markdown]
-# Under 1F1B the last rank has a single micro-batch in flight. Under ZB-H1 it has as many as the first rank: it puts
-# its W off, so that its B, for which the others wait, come early.
+# A micro-batch is in flight until its last use: until B, or until W in the zero-bubble schedules. Under 1F1B the four
+# ranks have 4, 3, 2 and 1 in flight, under ZB-H1 4 each: the last rank puts its W off, so that its B, for which the
+# others wait, come early. ZB-H2 runs 2(p - r) - 1 forward passes on rank r before its first B, and has 7 on each.
 #
 # ### What ZB-H2 needs so that its zero counts
 
@@ -235,7 +211,65 @@ for name in ("1F1B", "ZB-H1", "ZB-H2"):
 # NaN, need every rank. The paper updates first, validates afterwards, and takes the update back where it has to
 # (section 4).
 #
-# ## 4. By hand, then at work: an engine, five schedules, a classifier
+# ### A V: down the ranks and up again
+#
+# The line need not begin again at rank 0. It can turn at the last rank and come back: rank r then holds the virtual
+# stages r and 2p - 1 - r, a **V**. Rank 0 has the first stage and the last one, so it reads the inputs *and* computes
+# the loss. At the turn a micro-batch stays on its rank.
+#
+# **ZB-V** has B and W apart on a V (Qi et al., section 6). **DualPipe-V** is half of DeepSeek's DualPipe
+# ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 3.2.1), which feeds the line from both ends and keeps two
+# copies of the weights. In its middle part each F stands beside a B of the other chunk, so that one can compute while
+# the messages of the other travel.
+#
+# 1F1B with these stages has 4, 3, 2 and 1 micro-batches in flight, or 8, 6, 4 and 2 passes through half a stage. Under
+# ZB-V rank 0 begins with seven forward passes through its first chunk. **Predict** for eight micro-batches, in passes
+# through half a stage: how many does each rank have in flight at most? Which rank needs the least memory? And how many
+# units is a rank idle between its first op and its last, if F, B and W take equally long?
+
+# %% tags=["prediction"]
+predicted = {"in flight": [8, 8, 8, 8], "idle": 0}
+
+# %%
+V_PLANS = {"ZB-V": schedules.zb_v(p, m), "DualPipe-V": schedules.dualpipe_v(p, m)}
+for name, plan in V_PLANS.items():
+    SIMULATED[name] = schedules.simulate(plan, place=schedules.v_shaped)
+zb_v = SIMULATED["ZB-V"]
+
+# %%
+compare(
+    predicted,
+    {"in flight": zb_v.peak_in_flight, "idle": zb_v.step - zb_v.work},
+    {
+        "As under 1F1B. But rank 3 is early in chunk 0 and late in chunk 1.": {
+            "in flight": [8, 6, 4, 2]
+        },
+        "Rank r begins r half passes late, but that is before its first op.": {"idle": 1.5},
+    },
+)
+
+# %%
+panels = {}
+for name in V_PLANS:
+    result = SIMULATED[name]
+    idle, most = result.step - result.work, max(result.peak_in_flight)
+    panels[f"{name}: idle {idle:g} units, {most} half passes in flight (simulated)"] = result
+plots.gantt(panels)
+plt.show()
+
+# %% [markdown]
+# *Boxes are half as long, as with any two chunks. Pale and dark boxes of a kind are its two chunks. Under ZB-V no rank
+# has a gap between its first box and its last.*
+#
+# No rank needs less than another: a rank is as early in one chunk as it is late in the other, so all have 2p half
+# passes in flight, what 1F1B's first rank has. ZB-V's zero holds from 2p - 1 micro-batches on, for three equal times
+# only, and like ZB-H2's where a rank begins its next step at once. DualPipe-V keeps one half pass more, 2p + 1 (table 2
+# of the report). Where a half F takes as long as a half B, $t_F = t_B \ge t_W$, and there are 2p micro-batches, it is
+# idle for $(p-1)(t_F+t_B-t_W)$: half of ZB-H1's time, since the passes are half as long. The report's table, whose PP
+# is our 2p, has $(PP/2-1)(F\&B+B-3W)$: B is a whole backward pass there, and a pair F&B is one op that gives both
+# results at its end.
+#
+# ## 4. By hand, then at work: an engine, seven schedules, a classifier
 #
 # The engine has four parts: the stages that you have seen, names for the messages, a part that sends and receives them,
 # and the loop that runs a rank's list.
@@ -243,8 +277,8 @@ for name in ("1F1B", "ZB-H1", "ZB-H2"):
 # ### The names of the messages
 #
 # A **message** is the result of an F, for the stage after, or of a B, for the stage before. Its name says what it is
-# and which stage gets it. `needs` says what an op waits for, `makes` what its result is. Both follow from the rule
-# for virtual stages, c p + r.
+# and which stage gets it. `needs` says what an op of a virtual stage waits for, `makes` what its result is. A placement
+# is a function, `place(rank, chunk, ranks)`, that gives the virtual stage: c p + r if the line begins again.
 
 # %%
 from typing import NamedTuple
@@ -256,21 +290,20 @@ class Message(NamedTuple):
     stage: int  # the virtual stage that gets it
 
 
-def needs(op, rank, ranks, stages):
-    stage = op.chunk * ranks + rank
+def needs(op, stage, stages):
     at_the_end = stage == (0 if op.kind == "F" else stages - 1)
     return None if op.kind == "W" or at_the_end else Message(op.kind, op.micro_batch, stage)
 
 
-def makes(op, rank, ranks, stages):
-    stage = op.chunk * ranks + rank + (1 if op.kind == "F" else -1)
+def makes(op, stage, stages):
+    stage += 1 if op.kind == "F" else -1
     outside = not 0 <= stage < stages
     return None if op.kind == "W" or outside else Message(op.kind, op.micro_batch, stage)
 
 
 plan = schedules.interleaved(4, 4, chunks=2)
 for source in (0, 2):
-    made = (makes(op, source, 4, 8) for op in plan[source])
+    made = (makes(op, schedules.looped(source, op.chunk, 4), 8) for op in plan[source])
     to_rank_1 = [message for message in made if message and message.stage % 4 == 1]
     words = [f"{m.kind}{m.micro_batch}>{m.stage}" for m in to_rank_1]
     print(f"rank {source} sends to rank 1:", *words)
@@ -339,14 +372,14 @@ def groups_between(ranks):
 class Receiver:
     """Receives from the other ranks, in the order in which they send."""
 
-    def __init__(self, schedule, entering):
-        self.rank, self.ranks, self.entering = dist.get_rank(), dist.get_world_size(), entering
-        self.groups, self.orders = groups_between(self.ranks), {}
-        for source, destination in self.groups:
-            made = [makes(op, source, self.ranks, len(entering)) for op in schedule[source]]
-            if destination == self.rank:
-                mine = [x for x in made if x and x.stage % self.ranks == self.rank]
-                self.orders[source] = mine
+    def __init__(self, schedule, entering, place):
+        self.rank, ranks, stages = dist.get_rank(), dist.get_world_size(), len(entering)
+        homes = schedules.homes(place, ranks, stages // ranks)  # {stage: (rank, chunk)}
+        self.home = {stage: rank for stage, (rank, _) in homes.items()}
+        self.entering, self.groups, self.orders = entering, groups_between(ranks), {}
+        for source in (s for s, destination in self.groups if destination == self.rank):
+            made = [makes(op, place(source, op.chunk, ranks), stages) for op in schedule[source]]
+            self.orders[source] = [x for x in made if x and self.home[x.stage] == self.rank]
 
     def open(self, rows):
         self.rows, self.sent, self.received, self.local = rows, {}, {}, {}
@@ -381,7 +414,7 @@ class Messenger(Receiver):
     """Carries messages between this rank and the others, in the order of a schedule."""
 
     def receive(self, message):
-        source = (message.stage + (1 if message.kind == "B" else -1)) % self.ranks
+        source = self.home[message.stage + (1 if message.kind == "B" else -1)]
         if source == self.rank:
             return self.local.pop(message)
         tensor = self.collect(message, source)
@@ -390,7 +423,7 @@ class Messenger(Receiver):
         return tensor
 
     def send(self, message, tensor):
-        destination = message.stage % self.ranks
+        destination = self.home[message.stage]
         if destination == self.rank:
             self.local[message] = tensor
         else:
@@ -450,23 +483,23 @@ class Work:
 
 
 # %% [markdown]
-# `Pipeline` puts them together. `modules` are this rank's pieces of the model, one for each chunk, `entering` a
-# sample of what enters each virtual stage of the whole pipeline, and `loss_of` gives the mean loss of some rows.
-# `step` adds the gradients of a batch to those of the weights and returns its loss, on the last rank. Every rank is
-# given the whole batch. `during(op)` is a context around each op.
+# `Pipeline` puts them together. `modules` are this rank's pieces of the model, one for each chunk, `entering` a sample
+# of what enters each virtual stage of the whole pipeline, `loss_of` gives the mean loss of some rows, and `place` is
+# the placement: all that a V changes. `step` adds the gradients of a batch to those of the weights and returns its
+# loss, on the rank with the last stage. Every rank is given the whole batch. `during(op)` is a context around each op.
 
 
 # %%
 class Pipeline(Work):
     """One rank of a pipeline: runs its list of a schedule, whatever the schedule is."""
 
-    def __init__(self, modules, schedule, entering, loss_of):
-        place = dist.get_rank(), dist.get_world_size(), len(entering)
-        row = schedule[dist.get_rank()]
+    def __init__(self, modules, schedule, entering, loss_of, place=schedules.looped):
+        rank, row = dist.get_rank(), schedule[dist.get_rank()]
         super().__init__(modules, split=any(op.kind == "W" for op in row))
         self.micro_batches = 1 + max(op.micro_batch for op in row)
-        self.messenger, self.loss_of = Messenger(schedule, entering), loss_of
-        self.row = [(op, needs(op, *place), makes(op, *place)) for op in row]
+        self.messenger, self.loss_of = Messenger(schedule, entering, place), loss_of
+        stages = [(place(rank, op.chunk, len(schedule)), len(entering)) for op in row]
+        self.row = [(op, needs(op, *at), makes(op, *at)) for op, at in zip(row, stages)]
 
     def step(self, inputs, targets, during=nullcontext):
         batch = Batch(inputs, targets, self.micro_batches, self.loss_of)
@@ -482,37 +515,48 @@ class Pipeline(Work):
 
 
 # %% [markdown]
-# ### All five schedules, on four ranks
+# ### All seven schedules, on four ranks
 #
-# The batch is the same in all runs, 8 micro-batches of 4 rows. Under the interleaved schedule each rank holds two
-# chunks of one layer each, otherwise one stage of two layers. Under 1F1B all ranks together send 48 messages in a
-# step: 8 micro-batches cross 3 boundaries, forward and back. **Predict** how many they send under the interleaved
-# schedule.
+# The batch is the same in all runs, 8 micro-batches of 4 rows. Under the interleaved schedule and on a V each rank
+# holds two chunks of one layer each, otherwise one stage of two layers. Under 1F1B all ranks together send 48 messages
+# in a step: 8 micro-batches cross 3 boundaries, forward and back. **Predict** how many they send under the interleaved
+# schedule, and how many under ZB-V.
 
 # %% tags=["prediction"]
-predicted = {"messages, interleaved": 2 * 7 * 8}
+predicted = {"interleaved": 2 * 7 * 8, "ZB-V": 2 * 6 * 8}
 
 # %%
 from course_utils.lesson.pace import at_pace
 from course_utils.trace import Record, Trace
 
 
+def gradients_of(stages):
+    return {number: flat(p.grad for p in stage.parameters()) for number, stage in stages.items()}
+
+
+def in_order(of_ranks):
+    """The gradients of all virtual stages, as one process has them."""
+    of_stages = {number: each for rank in of_ranks for number, each in rank.items()}
+    return torch.cat([of_stages[number] for number in sorted(of_stages)])
+
+
+# %%
 class Run(NamedTuple):
     record: Record
-    gradients: list[Tensor]  # of each chunk
+    gradients: dict[int, Tensor]  # of each virtual stage on the rank
     peak: int
 
 
-def pipeline_run(rank, schedule, slots):
+def pipeline_run(rank, schedule, slots, place=schedules.looped):
     torch.set_num_threads(1)
-    ranks = dist.get_world_size()
-    chunks = 1 + max(op.chunk for op in schedule[rank])
+    ranks, chunks = dist.get_world_size(), 1 + max(op.chunk for op in schedule[rank])
     stages = cut(new_model(), ranks * chunks)
-    engine = Pipeline(stages[rank::ranks], schedule, samples(stages, inputs), mse_loss)
+    own = {number: stages[number] for number in (place(rank, c, ranks) for c in range(chunks))}
+    entering = samples(stages, inputs)
+    engine = Pipeline(list(own.values()), schedule, entering, mse_loss, place)
     with Trace() as trace:
         engine.step(inputs, targets, during=at_pace(trace, slots))
-    gradients = [flat(p.grad for p in stage.parameters()) for stage in stages[rank::ranks]]
-    return Run(trace.record(), gradients, engine.peak)
+    return Run(trace.record(), gradients_of(own), engine.peak)
 
 
 # %%
@@ -520,28 +564,32 @@ WHOLE, SPLIT = {"F": 1, "B": 2}, {"F": 1, "B": 1, "W": 1}
 SLOTS = {"GPipe": WHOLE, "1F1B": WHOLE, "ZB-H1": SPLIT, "ZB-H2": SPLIT}
 SLOTS["interleaved"] = {"F": 0.5, "B": 1}
 RUNS = {name: launch(pipeline_run, 4, plan, SLOTS[name]) for name, plan in PLANS.items()}
+halves = {kind: 0.5 for kind in "FBW"}
+for name, plan in V_PLANS.items():
+    RUNS[name] = launch(pipeline_run, 4, plan, halves, schedules.v_shaped)
 
 for name, runs in RUNS.items():
-    chunks = range(len(runs[0].gradients))
-    in_order = torch.cat([run.gradients[chunk] for chunk in chunks for run in runs])
-    peaks = [run.peak for run in runs]
-    print(f"{name:12} largest difference {check_equal(expected, [in_order])}, in flight {peaks}")
-sent = {"messages, interleaved": sum(run.record.count("send") for run in RUNS["interleaved"])}
+    difference = check_equal(expected, [in_order(run.gradients for run in runs)])
+    print(f"{name:12} largest difference {difference}, in flight {[run.peak for run in runs]}")
+sent = {name: sum(run.record.count("send") for run in RUNS[name]) for name in predicted}
 
 # %%
 compare(
     predicted,
     sent,
-    {"As if twice the pieces made twice the messages.": {"messages, interleaved": 2 * 2 * 3 * 8}},
+    {
+        "As if twice the pieces made twice the messages.": {"interleaved": 2 * 2 * 3 * 8},
+        "As if a message were sent at the turn, too.": {"ZB-V": 2 * 7 * 8},
+    },
 )
 
 # %% [markdown]
-# All five give the same gradients, and as many passes in flight as simulated. Eight pieces have seven boundaries, which
-# is $(pv-1)/(p-1) = 7/3$ times as many as three: between the chunks a micro-batch also travels from the last rank back
-# to the first.
+# All seven give the same gradients, and as many passes in flight as simulated. Eight pieces have seven boundaries,
+# which is $(pv-1)/(p-1) = 7/3$ times as many as three: between the chunks a micro-batch also travels from the last rank
+# back to the first. On a V it stays, and no message leaves the neighbourhood.
 
 # %%
-for name in ("interleaved", "ZB-H2"):
+for name in ("interleaved", "ZB-V"):
     panels = {f"{name}, simulated": SIMULATED[name]}
     panels["Four ranks do the same, box for box (emulated)"] = [run.record for run in RUNS[name]]
     plots.gantt(panels)
@@ -551,9 +599,103 @@ for name in ("interleaved", "ZB-H2"):
 # *In each pair the lower picture repeats the upper one. The small gaps in it are what messages and the machine's
 # other work cost.*
 #
+# ### The same two, as PyTorch has them
+#
 # PyTorch has such schedules, too: `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`
-# and `ScheduleDualPipeV` take a list of `PipelineStage`s for each rank. `make bench` compares the time of a step with
-# that of this engine.
+# and `ScheduleDualPipeV` take a list of `PipelineStage`s for each rank. (`make bench` compares the time of a step with
+# that of this engine.) The attribute `pipeline_order` has the rows: `7I0` is the gradient of the inputs of stage 7 for
+# micro-batch 0, `7W0` that of its weights, and `7B0` is both in one piece. Run the two that are a V, and read their
+# rows.
+
+# %%
+import re
+
+from torch.distributed import pipelining
+
+
+def torch_run(rank, schedule_class):
+    device, parts = hardware.device(), cut(new_model(), 8)
+    own = {number: parts[number] for number in (rank, 7 - rank)}  # a V
+    stages = [pipelining.PipelineStage(part, number, 8, device) for number, part in own.items()]
+    schedule = schedule_class(stages, 8, loss_fn=mse_loss)
+    batch = {"target": targets.to(device)} if rank == 0 else {}
+    schedule.step(*([inputs.to(device)] if rank == 0 else []), **batch)
+    return [str(action) for action in schedule.pipeline_order[rank]], gradients_of(own)
+
+
+def as_ops(row):
+    kinds = {"F": "F", "I": "B", "W": "W", "B": "BW"}
+    found = re.findall(r"(\d)([FIBW])(\d)", " ".join(row))
+    return [Op(k, int(i), int(int(stage) > 3)) for stage, kind, i in found for k in kinds[kind]]
+
+
+# %%
+TORCH = {"ZB-V": "ScheduleZBVZeroBubble", "DualPipe-V": "ScheduleDualPipeV"}
+for name, schedule_class in TORCH.items():
+    rows, gradients = zip(*launch(torch_run, 4, getattr(pipelining, schedule_class)))
+    print(f"{schedule_class}: largest difference", check_equal(expected, [in_order(gradients)]))
+    differ = [rank for rank in range(4) if as_ops(rows[rank]) != V_PLANS[name][rank]]
+    print("  ranks whose order differs:", differ or "none")
+    print("  rank 1 begins:", *rows[1][:9])
+    print("  rank 1, from its middle:", *rows[1][-15:-9])
+
+# %% [markdown]
+# Op by op, both orders are ours. What PyTorch writes differently changes no order: `None` is a slot in which a rank
+# waits. Under DualPipe-V, `(0F7;7B2)OVERLAP_F_B` is a pair, which its runtime runs one after the other unless you give
+# it a function that overlaps them. A `B` in one piece sends its result at its end; ours, B and then W, sends it
+# earlier. And with fewer than 2p micro-batches `ScheduleDualPipeV` raises, where ours leaves out those that are not
+# there.
+#
+# ### Beside data ranks: gradients travel once
+#
+# Four ranks can also be two copies of a pipeline of two stages. Each stage is then wrapped in DDP, in the group of its
+# two copies. DDP sums in every backward pass, which would be m times in a step. PyTorch's stages know that, and let
+# only the last micro-batch sum. A hook counts what DDP sends. Before you run the cell, say how often that is for a
+# stage with 4 micro-batches, in the pipeline and in a plain loop of four backward passes.
+
+# %%
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+sums = []  # of this rank
+
+
+def counted(group, bucket):
+    sums.append(bucket.index())
+    return allreduce_hook(group, bucket)
+
+
+# %%
+def two_copies(rank):
+    device = hardware.device()
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "pipeline"))
+    (copy, stage), data = mesh.get_coordinate(), mesh.get_group("data")
+    part = DistributedDataParallel(cut(new_model(), 2)[stage], process_group=data)
+    part.register_comm_hook(data, counted)
+    x, y = (rows.chunk(2)[copy].to(device) for rows in (inputs, targets))
+    own = pipelining.PipelineStage(part, stage, 2, device, group=mesh.get_group("pipeline"))
+    schedule = pipelining.Schedule1F1B(own, 4, loss_fn=mse_loss)
+    for _ in range(2):  # the first step also runs a backward pass to learn the shapes
+        part.zero_grad()
+        sums.clear()
+        schedule.step(*([] if stage else [x]), **({"target": y} if stage else {}))
+    gradients, in_pipeline = flat(p.grad for p in part.parameters()), len(sums)
+    for rows in x.chunk(4):
+        part(rows).sum().backward()
+    return gradients, in_pipeline, len(sums) - in_pipeline
+
+
+# %%
+gradients, in_pipeline, in_loop = zip(*launch(two_copies, 4))
+for copy in (gradients[:2], gradients[2:]):
+    print("a copy, largest difference:", check_equal(expected, [torch.cat(copy)]))
+print("sums of rank 0: in the pipeline", in_pipeline[0], "and in the loop", in_loop[0])
+
+# %% [markdown]
+# In the loop the first three sums are for nothing. An engine of your own can call `no_sync()` around all backward
+# passes but the last, or sum by hand after the step, as chapter 7 does. With B and W apart only the second way is left:
+# DDP's hooks do not run under `torch.autograd.grad`.
 #
 # ### Let PyTorch cut the model
 #
@@ -561,10 +703,8 @@ for name in ("interleaved", "ZB-H2"):
 # point** names a layer, and the cut goes before it. This also works where the model is no `nn.Sequential`, as long as
 # it can be traced.
 
+
 # %%
-from torch.distributed import pipelining
-
-
 def traced_run(rank):
     device = hardware.device()
     cuts = {name: pipelining.SplitPoint.BEGINNING for name in ("2", "4", "6")}
@@ -789,7 +929,6 @@ print("largest difference:", check_equal(whole_batch(new_model(), rows=30), [gra
 # PyTorch's `PipelineStage` learns the shapes from the first micro-batch, and expects that many rows each time:
 
 # %%
-import re
 import warnings
 
 
@@ -1011,14 +1150,13 @@ plt.show()
 # * Recomputation makes activations cheap, so deep warm-ups cost little, and it makes every backward pass longer by a
 #   forward pass.
 # * With chunks, the last rank also sends to the first: on two nodes 2v - 1 boundaries cross the slow link, in place
-#   of one.
-# * DualPipe feeds the line from both ends, with two sets of weights on each rank. PyTorch has a variant without the
-#   second set as `ScheduleDualPipeV`.
+#   of one. On a V of two chunks it is two.
+# * On a V rank 0 has the embedding and the head of a language model, so they can share a weight without a message.
 #
 # ## 9. Remember
 #
 # 1. Backward is two products: B, for which the stage before waits, and W, which can wait.
-# 2. If sends do not wait, and receives follow the order of the sender's list, every legal schedule runs.
+# 2. If sends do not wait, and receives follow the order of the sender's list, every legal schedule runs, on a V too.
 # 3. A zero bubble counts only where a rank begins the next step without waiting for the others.
 # 4. A factor in all gradients shows under SGD and hides under Adam: compare gradients, not losses.
 # 5. A layer that looks at several rows (batch normalisation) or draws random numbers (dropout, run twice) gives other
@@ -1031,7 +1169,9 @@ plt.show()
 # * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC 2021,
 #   [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 2.2.2, the interleaved schedule.
 # * P. Qi et al., *Zero Bubble Pipeline Parallelism*, ICLR 2024, [arXiv 2401.10241](https://arxiv.org/abs/2401.10241):
-#   sections 2 and 4, table 2.
+#   sections 2, 4 and 6, table 2.
+# * DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437): section
+#   3.2.1, table 2; and [DualPipe](https://github.com/deepseek-ai/DualPipe).
 # * S. Ioffe and C. Szegedy, *Batch Normalization*, 2015, [arXiv 1502.03167](https://arxiv.org/abs/1502.03167),
 #   section 3.
 # * PyTorch: [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html), [`isend`, `irecv` and

@@ -28,7 +28,7 @@ plt.show()
 # | ZeRO-3, FSDP | a piece of everything, and the unit in work | half as much again | shrink activations, or give work to more ranks than there are samples | 120 GB become 1.88 on 64 ranks | [08](08_fsdp.ipynb) |
 # | tensor parallel | a part of every layer | activations, four times a block | hide its messages: each layer waits for them | 145.6 billion parameters on 1,536 GPUs: 338.2 GB a step | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb) |
 # | context parallel | all; of the activations those of its own tokens | keys and values (by heads queries and outputs too), in every layer; gradients as data parallel | shrink the model states | four ranks of chapter 10, a layer forward: 49152 bytes in a ring or an all-gather, 24576 by heads | [10](10_long_context.ipynb) |
-# | pipeline | some layers | activations and their gradients, at each cut | be without a bubble and need no more memory (ZB-H2), or gain anything with one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
+# | pipeline | some layers | activations and their gradients, at each cut | be without a bubble unless F, B and W take equally long (ZB-V), or gain anything with one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
 # | hybrid | its part of its stage | all three, each in its own group | forgive a wrong group: the shapes fit, the numbers do not | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
 # | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | Mixtral 8x7B: 47 billion parameters, of which a token meets 13 | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
@@ -100,6 +100,7 @@ plt.show()
 # | largest scores of attention in a ring, in bytes | `4 * N * H * (s / (2 * n))**2` | 10: 3, *The scores* | counted there |
 # | micro-batches in flight, GPipe | `m` | 05: 3, *The shelf* | counted there |
 # | micro-batches in flight on rank r, 1F1B | `min(m, p - r)` | 05: 3, *The shelf* | counted there |
+# | passes through half a stage in flight, ZB-V | `2 * p` | 05 further: 3, *A V* | Qi et al. 2024, section 6 |
 # | first GPU of `nn.DataParallel`, in bytes | `b * (3 * P + I * N + A * ceil(N / n) + 4 * O * N)` | 02: 4, *Why the first GPU* | counted there |
 #
 # I, A and O are the numbers of the inputs, the activations and the outputs of one row.
@@ -114,6 +115,7 @@ plt.show()
 # | interleaved, of the ideal time | `(p - 1) / (v * m)` | 05 further: 3, *Interleaved* | Narayanan et al. 2021, 2.2.2 |
 # | ZB-H1, idle time of a step | `(p - 1) * (tF + tB - tW)` | 05 further: 3, *Zero bubble* | [Qi et al. 2024](https://arxiv.org/abs/2401.10241), table 2 |
 # | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05 further: 3, *Zero bubble* | the same |
+# | DualPipe-V, idle time of a step, tF = tB >= tW | `(p - 1) * (tF + tB - tW) / 2` | 05 further: 3, *A V* | simulated there |
 # | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
 # | one all-reduce on a ring, start-up a in each step | `2 * (n - 1) * (a + S / n / speed)` | 03: 7, *See it* | a model |
 # | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 4, *How long a step takes* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
@@ -293,6 +295,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |
 # | dropped | of a piece: without a place in the queue of its expert, which then adds nothing to the token | [11](11_experts.ipynb) |
 # | DTensor | a tensor that knows on which mesh it lies and how it is cut | [06](06_tensor_parallel.ipynb) |
+# | DualPipe-V | a schedule on a V that runs F of one chunk beside B of the other | [05](05_pipeline_further.ipynb) |
 # | elastic | able to go on when ranks are lost or added | [09](09_elastic.ipynb) |
 # | embedding | the table with a row for each word | [06](06_tensor_parallel.ipynb) |
 # | epoch | one pass through all the data | [02](02_data_parallel.ipynb) |
@@ -421,6 +424,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | training step | forward, backward, update | [01](01_factory.ipynb) |
 # | Ulysses | context parallelism by all-to-all: for attention, each rank has all tokens of some heads | [10](10_long_context.ipynb) |
 # | unit | the layers whose parameters are gathered together, usually one block | [08](08_fsdp.ipynb) |
+# | V | a pipeline's line that runs down the ranks and up again: rank 0 has the first stage and the last | [05](05_pipeline_further.ipynb) |
 # | value | what a token hands on to those that look at it | [04](04_manual_split.ipynb) |
 # | view | a tensor that lies in the memory of another one | [06](06_tensor_parallel.ipynb) |
 # | virtual stage | a piece of an interleaved pipeline, counted along the model | [05](05_pipeline_further.ipynb) |
@@ -432,5 +436,6 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | world size | how many ranks there are | [00](00_start_here.ipynb) |
 # | ZB-H1 | a zero-bubble schedule with 1F1B's memory and a third of its bubble | [05](05_pipeline_further.ipynb) |
 # | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline_further.ipynb) |
+# | ZB-V | a zero-bubble schedule on a V: no bubble if F, B and W take equally long, and 1F1B's memory | [05](05_pipeline_further.ipynb) |
 # | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline_further.ipynb) |
 # | zig-zag | a fair cut under a causal mask: each rank has one chunk from the front and its mirror image from the back | [10](10_long_context.ipynb) |

@@ -7,15 +7,18 @@ Python for browsers is Pyodide, from its npm package. Once the folder is there, 
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from string import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "playground"
 FRAME = PAGES / "frame.html"  # around each page, whose first line is its title
+PARTS = ("prediction", "real")  # a page names them as an element, and its text goes into $text
 FOLDER = ROOT / "build" / "playground"
 VERSION = "314.0.7"
 SHA256 = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
@@ -57,6 +60,10 @@ def framed(path: Path) -> str:
     frame = FRAME.read_text(encoding="utf-8").replace(
         f'"{path.name}"', f'"{path.name}" aria-current="page"'
     )
+    for name in PARTS:
+        part = Template((PAGES / f"{name}.html").read_text(encoding="utf-8"))
+        element = rf"(?ms)^ *<{name}(?P<attributes>.*?)>(?P<text>.*?)</{name}>\n"
+        main = re.sub(element, lambda found, to=part: to.substitute(found.groupdict()), main)
     return frame.replace("<title>$title</title>", title).replace("$main", main)
 
 
@@ -69,7 +76,8 @@ def build(folder: Path) -> None:
     (folder / "pyodide").mkdir(parents=True)
     for path in (*PAGES.glob("*.css"), *PAGES.glob("*.js")):
         shutil.copy(path, folder)
-    for path in set(PAGES.glob("*.html")) - {FRAME}:
+    parts = {FRAME, *(PAGES / f"{name}.html" for name in PARTS)}
+    for path in set(PAGES.glob("*.html")) - parts:
         (folder / path.name).write_text(framed(path), encoding="utf-8")
     with tarfile.open(PACKAGE) as package:
         for name in PYODIDE:

@@ -43,8 +43,9 @@ def play(link: str):
     position = positions.read(link)
     if move := schedules.first_illegal_move(position.rows, *position.sizes):
         raise schedules.IllegalMove(move)
-    played = schedules.simulate(position.rows)
-    runs = launch(load_code(5, "pipeline_run"), position.ranks, position.rows, position.costs)
+    played = schedules.simulate(position.rows, place=position.place)
+    sizes = position.ranks, position.rows, position.costs, position.place
+    runs = launch(load_code(5, "pipeline_run"), *sizes)
     records = [run.record for run in runs]
     measured = _as_measured(records)
     order = [list(map(str, row)) for row in position.rows]

@@ -2,16 +2,16 @@
 
     p2m3v1-FB-cap2/F0F1B0/F0B0
 
-p ranks, m micro-batches, v chunks of a rank; F and B, or F, B and W; how many passes a rank may have in
-flight; and what stands on each rank, in order. It runs in the browser, too: nothing else is needed.
+p ranks, m micro-batches, v chunks of a rank (V where the line turns at its ends); F and B, or F, B and W; how
+many passes a rank may have in flight; and what stands on each rank, in order. It runs in the browser, too: nothing else is needed.
 """
 
 import re
 from dataclasses import dataclass
 
-from course_utils.lesson.schedules import KINDS, Op, Schedule
+from course_utils.lesson.schedules import KINDS, Op, Placement, Schedule, looped, v_shaped
 
-_BOARD = re.compile(r"p([2-4])m([1-8])v([12])-(FBW?)-cap(\d\d?)")
+_BOARD = re.compile(r"p([2-4])m([1-8])(v1|v2|V2)-(FBW?)-cap(\d\d?)")
 _OPS = re.compile(r"([FBW])(\d)(?:\.(\d))?")
 
 
@@ -25,6 +25,7 @@ class Position:
     kinds: str
     cap: int
     rows: Schedule
+    place: Placement = looped
 
     def __str__(self) -> str:
         return "/".join([self.board, *("".join(map(str, row)) for row in self.rows)]).rstrip("/")
@@ -32,13 +33,14 @@ class Position:
     @property
     def board(self) -> str:
         """The part of the address that no move changes."""
-        sizes = f"p{self.ranks}m{self.micro_batches}v{self.chunks}"
+        line = "V" if self.place is v_shaped else "v"
+        sizes = f"p{self.ranks}m{self.micro_batches}{line}{self.chunks}"
         return f"{sizes}-{self.kinds}-cap{self.cap}"
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Ranks, micro-batches and chunks, as `first_illegal_move` takes them."""
-        return self.ranks, self.micro_batches, self.chunks
+    def sizes(self) -> tuple[int, int, int, Placement]:
+        """Ranks, micro-batches, chunks and their placement, as `first_illegal_move` takes them."""
+        return self.ranks, self.micro_batches, self.chunks, self.place
 
     @property
     def ops(self) -> list[Op]:
@@ -71,4 +73,5 @@ def read(link: str) -> Position:
     p, m, v, kinds, cap = found.groups()
     rows += [""] * (int(p) - len(rows))
     placed = [[Op(k, int(i), int(c or 0)) for k, i, c in _OPS.findall(row)] for row in rows]
-    return Position(int(p), int(m), int(v), kinds, int(cap), placed)
+    place = v_shaped if v[0] == "V" else looped
+    return Position(int(p), int(m), int(v[1]), kinds, int(cap), placed, place)

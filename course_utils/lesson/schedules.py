@@ -7,17 +7,17 @@ a rank starts its next op as soon as it is free and what the op needs has arrive
     B  its backward pass; where a schedule has W ops, only the gradient of the inputs
     W  the gradient of the weights; nobody else waits for it
 
-With chunks, a rank holds several pieces of the model that are not neighbours: chunk c of rank r is
-virtual stage c * ranks + r. Times have no unit of their own; one forward is usually the unit.
+With chunks, a rank holds several pieces of the model; a placement says which virtual stage each is.
+Times have no unit of their own; one forward is usually the unit.
 
 Sources: GPipe (arXiv 1811.06965, section 2.3); Megatron-LM (2104.04473, sections 2.2.1 and 2.2.2);
-zero bubble (2401.10241, sections 2 and 5.3).
+zero bubble (2401.10241, sections 2, 5.3 and 6); DualPipe (2412.19437, section 3.2.1).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate, islice, product
 from typing import NamedTuple
 
 KINDS = ("F", "B", "W")
@@ -37,6 +37,25 @@ class Op:
 
 
 Schedule = list[list[Op]]
+Placement = Callable[[int, int, int], int]  # (rank, chunk, ranks): the virtual stage
+
+
+# ---- the placements ------------------------------------------------------------------------------
+
+
+def looped(rank: int, chunk: int, ranks: int) -> int:
+    """The line begins again at rank 0 with each chunk (Megatron-LM, 2104.04473, section 2.2.2)."""
+    return chunk * ranks + rank
+
+
+def v_shaped(rank: int, chunk: int, ranks: int) -> int:
+    """The line turns at its ends: with two chunks rank r has stages r and 2 * ranks - 1 - r."""
+    return chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank)
+
+
+def homes(place: Placement, ranks: int, chunks: int) -> dict[int, tuple[int, int]]:
+    """{virtual stage: (its rank, its chunk)}."""
+    return {place(r, c, ranks): (r, c) for c in range(chunks) for r in range(ranks)}
 
 
 # ---- the schedules -------------------------------------------------------------------------------
@@ -48,9 +67,7 @@ def gpipe(stages: int, micro_batches: int) -> Schedule:
     The paper draws the backward passes in reverse order. Here they run in the order of the forward
     passes, as in torch.distributed.pipelining; neither time nor memory depends on it.
     """
-    _require(stages=stages, micro_batches=micro_batches)
-    row = [Op(kind, i) for kind in "FB" for i in range(micro_batches)]
-    return [list(row) for _ in range(stages)]
+    return _rows(stages, micro_batches, lambda rank: "f" * micro_batches + "b" * micro_batches)
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
@@ -59,17 +76,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
     Rank r runs stages - r forward passes (if there are so many), then one backward and one forward
     in turn. The bubble is GPipe's, the memory is not: at most stages - r micro-batches in flight.
     """
-    _require(stages=stages, micro_batches=micro_batches)
-    ops = _ops(micro_batches, "FB")
-    rows = []
-    for rank in range(stages):
-        warm_up = min(stages - rank, micro_batches)
-        row = ops["F"][:warm_up]
-        for i in range(micro_batches):
-            row.append(ops["B"][i])
-            row += ops["F"][warm_up + i : warm_up + i + 1]
-        rows.append(row)
-    return rows
+    return _rows(stages, micro_batches, lambda r: "f" * (stages - r) + "bf" * micro_batches)
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
@@ -101,7 +108,8 @@ def zb_h1(stages: int, micro_batches: int) -> Schedule:
     1F1B with B and W apart. Rank r is r micro-batches late with its W, so that every rank has p in
     flight.
     """
-    return _zero_bubble(stages, micro_batches, lambda r: stages - r, lambda r: r)
+    m = micro_batches
+    return _rows(stages, m, lambda r: "f" * (stages - r) + "bf" * r + "bwf" * m)
 
 
 def zb_h2(stages: int, micro_batches: int) -> Schedule:
@@ -111,30 +119,53 @@ def zb_h2(stages: int, micro_batches: int) -> Schedule:
     The bubble goes only if each rank begins its next step without waiting for the others (section
     4): see `Simulation.step`.
     """
-    return _zero_bubble(stages, micro_batches, lambda r: 2 * (stages - r) - 1, lambda r: 2 * r)
+    m = micro_batches
+    return _rows(stages, m, lambda r: "f" * (2 * (stages - r) - 1) + "bf" * 2 * r + "bwf" * m)
 
 
-def _zero_bubble(
-    stages: int, micro_batches: int, warm_up: Callable[[int], int], late: Callable[[int], int]
-) -> Schedule:
+def zb_v(stages: int, micro_batches: int) -> Schedule:
+    """ZB-V (zero bubble, 2401.10241, section 6), two chunks of each rank, `v_shaped`.
+
+    For F, B and W that take equally long; the order is that of torch's ScheduleZBVZeroBubble.
+    """
+
+    def row(rank: int) -> str:
+        left = stages - rank
+        ahead = "f" * (2 * left - 1) + "Ff" * rank + "FBW" * left
+        steady = "fbwFBW" * (max(micro_batches, 2 * stages - 1) - stages)
+        return ahead + steady + "bB" * rank + "bw" * left + "W" * rank + "w" * rank
+
+    return _rows(stages, micro_batches, row)
+
+
+def dualpipe_v(stages: int, micro_batches: int) -> Schedule:
+    """DualPipe-V, two chunks of each rank, `v_shaped`, in the order of torch's ScheduleDualPipeV.
+
+    DualPipe (DeepSeek-V3, 2412.19437, section 3.2.1) cut in half: github.com/deepseek-ai/DualPipe.
+    A backward pass in one piece stands as B, W; what would overlap with it comes before it.
+    """
+
+    def row(rank: int) -> str:
+        behind, (half, odd) = stages - rank - 1, divmod(rank + 1, 2)
+        ahead = "ff" * behind + "fF" * (rank + 1) + "BWF" * behind
+        steady = "fBWFbw" * (max(micro_batches, 2 * stages) - stages)
+        end = "BWbw" * half + "BWb" * odd + "Bb" * half
+        late = "w" * odd + "Ww" * half + "w" * behind  # the W that are left, the oldest first
+        return ahead + steady + end + "b".join([*late[:behind], late[behind:]])
+
+    return _rows(stages, micro_batches, row)
+
+
+def _rows(stages: int, micro_batches: int, row: Callable[[int], str]) -> Schedule:
+    """The ops of each rank. A letter is the next micro-batch in chunk 0, a capital that in chunk 1;
+    where no micro-batch is left it is nothing. The ranks share their Op objects."""
     _require(stages=stages, micro_batches=micro_batches)
-    ops = _ops(micro_batches, "FBW")
-    rows = []
+    numbers, schedule = range(micro_batches), []
+    ops = {x: [Op(x.upper(), i, int(x.isupper())) for i in numbers] for x in "fbwFBW"}
     for rank in range(stages):
-        first, delay = min(warm_up(rank), micro_batches), min(late(rank), micro_batches)
-        row = ops["F"][:first]
-        for i in range(micro_batches):
-            row.append(ops["B"][i])
-            if i >= delay:
-                row.append(ops["W"][i - delay])
-            row += ops["F"][first + i : first + i + 1]
-        rows.append(row + ops["W"][micro_batches - delay :])
-    return rows
-
-
-def _ops(micro_batches: int, kinds: str) -> dict[str, list[Op]]:
-    """The ops of one stage, by kind: made once, and shared by all ranks."""
-    return {kind: [Op(kind, i) for i in range(micro_batches)] for kind in kinds}
+        left = {letter: iter(each) for letter, each in ops.items()}
+        schedule.append([op for letter in row(rank) if (op := next(left[letter], None))])
+    return schedule
 
 
 def _require(**numbers: int) -> None:
@@ -154,6 +185,7 @@ def first_illegal_move(
     stages: int | None = None,
     micro_batches: int | None = None,
     chunks: int | None = None,
+    place: Placement = looped,
 ) -> str | None:
     """Returns a sentence about the first move that no pipeline can make; None if all are legal.
 
@@ -163,7 +195,7 @@ def first_illegal_move(
     "stage 2 runs B3 before F3".
     """
     try:
-        plan = _Plan(schedule, stages, micro_batches, chunks)
+        plan = _Plan(schedule, stages, micro_batches, chunks, place)
         _execute(plan, [0] * plan.costs, 0)
     except IllegalMove as illegal:
         return illegal.move
@@ -187,9 +219,7 @@ class _Plan:
     has no other rank to wait for.
     """
 
-    def __init__(
-        self, schedule: Schedule, stages: int | None, micro_batches: int | None, chunks: int | None
-    ) -> None:
+    def __init__(self, schedule: Schedule, stages, micro_batches, chunks, place) -> None:
         if not isinstance(schedule, list) or not all(isinstance(row, list) for row in schedule):
             raise IllegalMove("it is no list that holds a list of ops for each stage")
         self.schedule = schedule
@@ -213,6 +243,7 @@ class _Plan:
         rows = [[numbers[id(op)] for op in row] for row in schedule]
         self._check(rows)
         self.ops = [[n + rank * self.each for n in row] for rank, row in enumerate(rows)]
+        self.place, self.homes = place, homes(place, self.stages, self.chunks)
         self.needs = [self._needs(rank, row) for rank, row in enumerate(rows)]
 
     def _who(self, op: object) -> int:
@@ -264,14 +295,11 @@ class _Plan:
 
     def _needs(self, rank: int, row: list[int]) -> list[int]:
         """What each op waits for: F for the stage before it, B for the stage behind it."""
-        first, last = rank == 0, rank == self.stages - 1
-        before = (rank - 1) % self.stages * self.each - first * self.micro_batches
-        behind = (rank + 1) % self.stages * self.each + last * self.micro_batches
-        away = [by for by in (before, behind, None) for _ in range(self.chunks)]
-        if first:
-            away[0] = None
-        if last:
-            away[2 * self.chunks - 1] = None
+        away = []
+        for step, chunk in product((-1, 1, None), range(self.chunks)):  # F, B, W
+            stage = self.place(rank, chunk, self.stages)
+            other = step and self.homes.get(stage + step)
+            away.append(other and other[0] * self.each + (other[1] - chunk) * self.micro_batches)
         size = self.micro_batches
         return [self.nothing if (by := away[n // size]) is None else n + by for n in row]
 
@@ -306,7 +334,8 @@ def _execute(
             if arrived is None:
                 waiting[need] = rank
                 break
-            arrived += latency
+            if need // plan.each != rank:  # what stays on the rank is there at once
+                arrived += latency
             now = max(now, arrived)
             began.append(now)
             op = ops[i]
@@ -415,6 +444,7 @@ def simulate(
     backward: float | Sequence[float] = 2.0,
     weight: float | Sequence[float] | None = None,
     latency: float = 0,
+    place: Placement = looped,
 ) -> Simulation:
     """Runs a schedule on a model of a pipeline, where nothing but the order decides.
 
@@ -426,10 +456,11 @@ def simulate(
         It matters only where the schedule has W ops.
     latency: the time from the end of an op to the moment at which its result is at the next stage.
         Sending takes no time of the sender, and many messages may be on their way.
+    place: which virtual stage each chunk of a rank is.
 
     256 stages with 4,096 micro-batches take a few seconds. Times may be Fractions: exact results.
     """
-    plan = _Plan(schedule, None, None, None)
+    plan = _Plan(schedule, None, None, None, place)
     forwards, backwards = (_by_rank(times, plan.stages) for times in (forward, backward))
     weights = [time / 2 for time in backwards] if weight is None else _by_rank(weight, plan.stages)
     inputs = [b - w if plan.split else b for b, w in zip(backwards, weights)]
@@ -444,7 +475,7 @@ def simulate(
         for time in times
         for _ in range(plan.chunks)
     ]
-    starts, ends = _execute(plan, costs, latency if plan.stages > 1 else 0)
+    starts, ends = _execute(plan, costs, latency)
     work = plan.micro_batches * (sum(forwards) + sum(backwards)) / plan.stages
     return Simulation(schedule, starts, ends, work)
 

@@ -78,6 +78,23 @@ def test_a_schedule_is_played_by_keyboard(page, pages, screenshots: Path) -> Non
     page.get_by_text("It is 1F1B.").wait_for()
 
 
+def test_a_v_turns_at_the_last_rank(page, pages) -> None:
+    page.goto(f"{pages}schedules.html#p2m1V2-FBW-cap2")
+    page.locator("#predict button:enabled").wait_for()
+    page.locator("#guess").focus()
+    press(page, "4 . 5 Enter")
+    page.locator("#board").wait_for()
+    press(page, "0 f 1 f b")
+    said = page.get_by_role("status")
+    assert said.inner_text() == "B0.1 cannot go there: stage 1 runs B0.1 before F0.1."
+    press(page, "f 0 f b w 1 b w b w 0 b w")
+    assert said.inner_text() == "Rank 0 runs W0 from 4.5 to 5."
+    end = page.locator("#end").inner_text()
+    assert "It is ZB-V, which here is the same as DualPipe-V." in end
+    assert "4.5 is the least. So there is a shorter one" in end
+    assert 'play("p2m1V2-FBW-cap2/F0F0.1B0.1W0.1B0W0/F0F0.1B0.1W0.1B0W0")' in end
+
+
 def test_a_ring_is_carried_by_keyboard(page, pages, screenshots: Path) -> None:
     page.goto(f"{pages}ring.html#n2")
     page.locator("#predict button:enabled").wait_for()

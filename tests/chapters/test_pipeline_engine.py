@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from course_exercises.sources.answers import load_code
 from course_utils.lesson import schedules
 from course_utils.lesson.equality import check_equal, flat
+from course_utils.lesson.schedules import looped, v_shaped
 from tests.modules.test_schedules import random_legal
 from tests.support.on_gloo import launch
 
@@ -56,37 +57,42 @@ def run(rank: int, cases, engine):
     """Two steps in a row of every case, so that nothing of the first is left for the second."""
     torch.set_num_threads(1)
     ranks, results = dist.get_world_size(), []
-    for schedule, chunks, rows in cases:
+    for schedule, chunks, rows, place in cases:
         stages = engine["cut"](line(2 * ranks * chunks), ranks * chunks)
+        own = {n: stages[n] for n in (place(rank, chunk, ranks) for chunk in range(chunks))}
         inputs, targets = batch(rows)
         samples = engine["samples"](stages, inputs)
-        pipeline = engine["Pipeline"](stages[rank::ranks], schedule, samples, mse_loss)
+        pipeline = engine["Pipeline"](list(own.values()), schedule, samples, mse_loss, place)
         for _ in range(2):
             for stage in stages:
                 stage.zero_grad()
             loss = pipeline.step(inputs, targets)
-        results.append((loss, pipeline.peak, [gradients(stage) for stage in stages[rank::ranks]]))
+        results.append((loss, pipeline.peak, {n: gradients(stage) for n, stage in own.items()}))
     return results
 
 
 def cases(ranks: int):
-    """(name, schedule, chunks, rows): micro-batches fewer and more than ranks, rows that do not
-    divide."""
+    """(name, schedule, chunks, rows, placement): micro-batches fewer and more than ranks, rows that
+    do not divide."""
     for m, rows in ((1, 3), (ranks + 1, 2 * ranks + 3), (2 * ranks, 4 * ranks)):
         for name in ("gpipe", "one_forward_one_backward", "zb_h1", "zb_h2"):
-            yield f"{name} {m}", getattr(schedules, name)(ranks, m), 1, rows
+            yield f"{name} {m}", getattr(schedules, name)(ranks, m), 1, rows, looped
         for chunks in (1, 2, 3):
-            yield f"interleaved {m} {chunks}", schedules.interleaved(ranks, m, chunks), chunks, rows
+            plan = schedules.interleaved(ranks, m, chunks)
+            yield f"interleaved {m} {chunks}", plan, chunks, rows, looped
+        for make in (schedules.zb_v, schedules.dualpipe_v):
+            yield f"{make.__name__} {m}", make(ranks, m), 2, rows, v_shaped
 
 
 def random_cases(ranks: int):
     """Schedules whose ops happen to stand in an order that can run, far from every named one."""
-    for seed in range(6):
+    for seed in range(12):
         dice = random.Random(seed)
-        m, chunks, kinds = dice.randint(2, 5), 1 + seed % 3, ("FB", "FBW")[seed // 3]
-        schedule = random_legal(dice, ranks, m, chunks, kinds)
-        assert schedules.first_illegal_move(schedule, ranks, m, chunks) is None
-        yield f"random, seed {seed}", schedule, chunks, 2 * m + 1
+        m, chunks, kinds = dice.randint(2, 5), 1 + seed % 3, ("FB", "FBW")[seed // 3 % 2]
+        place = looped if seed < 6 else v_shaped
+        schedule = random_legal(dice, ranks, m, chunks, kinds, place)
+        assert schedules.first_illegal_move(schedule, ranks, m, chunks, place) is None
+        yield f"random, seed {seed}", schedule, chunks, 2 * m + 1, place
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -94,16 +100,18 @@ def random_cases(ranks: int):
 def test_every_schedule_has_the_whole_batchs_gradients_and_the_predicted_peak(ranks, of):
     names, *columns = zip(*of(ranks))
     runs = launch(run, ranks, list(zip(*columns)), ENGINE)
-    for name, schedule, chunks, rows, *of_ranks in zip(names, *columns, *runs):
+    for name, schedule, chunks, rows, place, *of_ranks in zip(names, *columns, *runs):
         model = line(2 * ranks * chunks)
         inputs, targets = batch(rows)
         loss = mse_loss(model(inputs), targets)
         loss.backward()
         losses, peaks, parts = zip(*of_ranks)
-        got = torch.cat([part for chunk in zip(*parts) for part in chunk])
+        of_stages = {number: part for each in parts for number, part in each.items()}
+        got = torch.cat([of_stages[number] for number in sorted(of_stages)])
         check_equal(gradients(model), [got])
-        assert losses[-1] == pytest.approx(loss.item(), abs=1e-6), name
-        assert list(peaks) == schedules.simulate(schedule).peak_in_flight, name
+        last = schedules.homes(place, ranks, chunks)[ranks * chunks - 1][0]
+        assert losses[last] == pytest.approx(loss.item(), abs=1e-6), name
+        assert list(peaks) == schedules.simulate(schedule, place=place).peak_in_flight, name
 
 
 def test_in_the_first_half_of_the_backward_pass_no_weight_gets_a_gradient():

@@ -8,14 +8,18 @@ from course_utils.lesson import schedules
 from course_utils.lesson.schedules import (
     Op,
     bubble_time_of,
+    dualpipe_v,
     first_illegal_move,
     gpipe,
     interleaved,
+    looped,
     one_forward_one_backward,
     peak_in_flight_of,
     simulate,
+    v_shaped,
     zb_h1,
     zb_h2,
+    zb_v,
 )
 
 WITHOUT_CHUNKS = [gpipe, one_forward_one_backward, zb_h1, zb_h2]
@@ -98,6 +102,37 @@ def test_zero_bubble_schedules_as_the_paper_draws_them():
     )
 
 
+def test_zb_v_on_three_ranks():
+    got = zb_v(3, 5)
+    assert text(got[0]) == (
+        "F0 F1 F2 F3 F4 F0.1 B0.1 W0.1 F1.1 B1.1 W1.1 F2.1 B2.1 W2.1 B0 W0 F3.1 B3.1 W3.1 "
+        "B1 W1 F4.1 B4.1 W4.1 B2 W2 B3 W3 B4 W4"
+    )
+    assert text(got[2]) == (
+        "F0 F0.1 F1 F1.1 F2 F2.1 B0.1 W0.1 F3 B0 W0 F3.1 B1.1 W1.1 F4 B1 W1 F4.1 B2.1 W2.1 "
+        "B2 B3.1 B3 B4.1 B4 W2 W3.1 W4.1 W3 W4"
+    )
+
+
+def test_dualpipe_v_on_two_ranks():
+    """The middle part has pairs: F of one chunk, then B and W of the other."""
+    got = dualpipe_v(2, 4)
+    assert text(got[0]) == (
+        "F0 F1 F2 F0.1 B0.1 W0.1 F1.1 F3 B1.1 W1.1 F2.1 B0 W0 B2.1 W2.1 F3.1 B1 W1 "
+        "B3.1 W3.1 B2 W2 B3 W3"
+    )
+    assert text(got[1]) == (
+        "F0 F0.1 F1 F1.1 F2 B0.1 W0.1 F2.1 B0 W0 F3 B1.1 W1.1 F3.1 B1 W1 "
+        "B2.1 W2.1 B2 W2 B3.1 B3 W3.1 W3"
+    )
+
+
+def test_placements():
+    assert [[looped(r, c, 3) for c in (0, 1)] for r in range(3)] == [[0, 3], [1, 4], [2, 5]]
+    assert [[v_shaped(r, c, 3) for c in (0, 1)] for r in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert [v_shaped(0, c, 3) for c in range(4)] == [0, 5, 6, 11]
+
+
 @pytest.mark.parametrize("stages, micro_batches", SIZES)
 def test_every_schedule_is_legal_and_whole(stages, micro_batches):
     for name, chunks, schedule in every_schedule(stages, micro_batches):
@@ -176,6 +211,19 @@ def test_longer_circles_and_circles_of_one():
     )
 
 
+def test_on_a_v_the_last_rank_waits_for_itself():
+    turned, place = rows("F0 B0.1 F0.1 B0", "F0.1 F0 B0.1 B0"), {"place": v_shaped}
+    assert first_illegal_move(turned, **place) == "stage 0 runs B0.1 before F0.1"
+    turned[0] = list(ops("F0 F0.1 B0.1 B0"))
+    assert first_illegal_move(turned, **place) == "stage 1 runs F0.1 before F0"
+    turned[1] = list(ops("F0 F0.1 B0 B0.1"))
+    assert first_illegal_move(turned, **place) == "stage 1 runs B0 before B0.1"
+    turned[1] = list(ops("F0 F0.1 B0.1 B0"))
+    assert first_illegal_move(turned, **place) is None
+    assert "a deadlock" not in (first_illegal_move(zb_v(3, 5), **place) or "")
+    assert "a deadlock" in first_illegal_move(zb_v(3, 5))
+
+
 def test_what_is_not_given_is_read_from_the_schedule():
     assert first_illegal_move(gpipe(2, 2)) is None
     assert first_illegal_move(gpipe(2, 2), micro_batches=3) == "stage 0 never runs F2"
@@ -183,33 +231,22 @@ def test_what_is_not_given_is_read_from_the_schedule():
     assert "each of the 3 stages" in first_illegal_move(gpipe(2, 2), stages=3)
 
 
-def naive_ends(schedule, cost, latency):
+def naive_ends(schedule, cost, latency, place=looped):
     """When each op ends, by going round until nothing changes; None if some never can."""
     stages = len(schedule)
-    last = (max(op.chunk for op in schedule[0]) + 1) * stages - 1
+    chunks = range(max(op.chunk for op in schedule[0]) + 1)
+    homes = {place(r, c, stages): (r, c) for c in chunks for r in range(stages)}
+    steps = {"F": -1, "B": 1}
     ends, changed = {}, True
     while changed:
         changed = False
         for rank, row in enumerate(schedule):
             for before, op in pairwise([None, *row]):
-                stage = op.chunk * stages + rank
                 needs = [] if before is None else [(rank, before, 0)]
-                if op.kind == "F" and stage > 0:
-                    needs.append(
-                        (
-                            (stage - 1) % stages,
-                            Op("F", op.micro_batch, (stage - 1) // stages),
-                            latency,
-                        )
-                    )
-                if op.kind == "B" and stage < last:
-                    needs.append(
-                        (
-                            (stage + 1) % stages,
-                            Op("B", op.micro_batch, (stage + 1) // stages),
-                            latency,
-                        )
-                    )
+                other = place(rank, op.chunk, stages) + steps.get(op.kind, len(homes))
+                if other in homes:
+                    home, chunk = homes[other]
+                    needs.append((home, Op(op.kind, op.micro_batch, chunk), latency))
                 if (rank, op) in ends or any((r, o) not in ends for r, o, _ in needs):
                     continue
                 arrived = [ends[r, o] + (wait if r != rank else 0) for r, o, wait in needs]
@@ -280,9 +317,10 @@ def test_no_legal_swap_is_faster(seed):
 # ---- simulation ----------------------------------------------------------------------------------
 
 
-def random_legal(dice, stages, m, chunks, kinds):
+def random_legal(dice, stages, m, chunks, kinds, place=looped):
     """A schedule in the order in which ops happen to be chosen, among those that can run."""
     last, done, schedule = stages * chunks - 1, set(), [[] for _ in range(stages)]
+    homes = {place(r, c, stages): (r, c) for c in range(chunks) for r in range(stages)}
     left = {(kind, s, i) for kind in kinds for s in range(last + 1) for i in range(m)}
 
     def ready(kind, s, i):
@@ -298,7 +336,8 @@ def random_legal(dice, stages, m, chunks, kinds):
         left.remove(op)
         done.add(op)
         kind, s, i = op
-        schedule[s % stages].append(Op(kind, i, s // stages))
+        rank, chunk = homes[s]
+        schedule[rank].append(Op(kind, i, chunk))
     return schedule
 
 
@@ -307,8 +346,8 @@ def test_any_legal_schedule_takes_the_time_that_it_takes(seed):
     """Against a simulator that goes round until nothing changes, in exact arithmetic."""
     dice = random.Random(seed)
     stages, m, chunks = dice.randint(1, 4), dice.randint(1, 5), dice.randint(1, 3)
-    kinds = dice.choice(["FB", "FBW"])
-    schedule = random_legal(dice, stages, m, chunks, kinds)
+    kinds, place = dice.choice(["FB", "FBW"]), dice.choice([looped, v_shaped])
+    schedule = random_legal(dice, stages, m, chunks, kinds, place)
     forward = [Fraction(dice.randint(1, 9)) for _ in range(stages)]
     weight = [Fraction(dice.randint(1, 9)) for _ in range(stages)]
     backward = [w + dice.randint(0, 9) for w in weight]
@@ -322,9 +361,9 @@ def test_any_legal_schedule_takes_the_time_that_it_takes(seed):
         }
         return whole[op.kind] / chunks
 
-    assert first_illegal_move(schedule, stages, m, chunks) is None
-    ends = naive_ends(schedule, cost, latency)
-    simulation = simulate(schedule, forward, backward, weight, latency)
+    assert first_illegal_move(schedule, stages, m, chunks, place) is None
+    ends = naive_ends(schedule, cost, latency, place)
+    simulation = simulate(schedule, forward, backward, weight, latency, place)
     assert {(s.rank, s.op): s.end for s in simulation.spans} == ends
     assert all(s.end - s.start == cost(s.rank, s.op) for s in simulation.spans)
     assert simulation.makespan == max(ends.values())

@@ -382,9 +382,9 @@ def _(v):
     return schedules.simulate(schedules.interleaved(v.p, v.m, v.v)).bubble
 
 
-def idle_under(v, schedule: Callable) -> float:
+def idle_under(v, schedule: Callable, place=schedules.looped) -> float:
     v.tF = v.tB = v.tW = 1
-    result = schedules.simulate(schedule(v.p, v.m), forward=1, backward=2, weight=1)
+    result = schedules.simulate(schedule(v.p, v.m), forward=1, backward=2, weight=1, place=place)
     return result.step - result.work
 
 
@@ -396,6 +396,17 @@ def _(v):
 @row("ZB-H2, idle time of a step")
 def _(v):
     return idle_under(v, schedules.zb_h2)
+
+
+@row("DualPipe-V, idle time of a step, tF = tB >= tW")
+def _(v):
+    return idle_under(v, schedules.dualpipe_v, schedules.v_shaped)
+
+
+@row("passes through half a stage in flight, ZB-V")
+def _(v):
+    plan = schedules.zb_v(v.p, v.m)
+    return max(schedules.simulate(plan, place=schedules.v_shaped).peak_in_flight)
 
 
 @row("m batches forward through stages")

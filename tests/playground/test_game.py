@@ -16,13 +16,14 @@ COUNT = 1000  # 10,000 by hand: python -m tests.playground.test_game
 def an_order(dice: random.Random) -> Position:
     """All ops of a board on each rank: an order that can run, or that and a few exchanges."""
     p, m = dice.randint(2, 4), dice.randint(1, 8)
-    v, kinds = dice.choice([(1, "FB"), (1, "FBW"), (2, "FB")])
-    order = random_legal(dice, p, m, v, kinds)
+    v, kinds, place = dice.choice(pars.KINDS)
+    m = min(m, 4) if v * len(kinds) == 6 else m  # a V has 6 passes of each on a rank
+    order = random_legal(dice, p, m, v, kinds, place)
     for _ in range(dice.choice([0, 0, 1, 2])):
         row = dice.choice(order)
         i, j = dice.randrange(len(row)), dice.randrange(len(row))
         row[i], row[j] = row[j], row[i]
-    return Position(p, m, v, kinds, dice.choice([m * v, dice.randint(v, m * v)]), order)
+    return Position(p, m, v, kinds, dice.choice([m * v, dice.randint(v, m * v)]), order, place)
 
 
 def try_out(dice: random.Random) -> bool:
@@ -37,8 +38,8 @@ def try_out(dice: random.Random) -> bool:
         else:
             link, refused = answer["link"], {}
             todo[rank].pop(0)
-    sentence = schedules.first_illegal_move(wanted.rows)
-    result = None if sentence else schedules.simulate(wanted.rows)
+    sentence = schedules.first_illegal_move(wanted.rows, place=wanted.place)
+    result = None if sentence else schedules.simulate(wanted.rows, place=wanted.place)
     fits = result and max(result.peak_in_flight) <= wanted.cap
     assert (not open_ranks) == bool(fits), (str(wanted), refused)
     if fits:
@@ -48,9 +49,14 @@ def try_out(dice: random.Random) -> bool:
         assert [rank["peak"] for rank in shown["ranks"]] == result.peak_in_flight
         assert shown["over"] and _is_a_chain(shown)
     for rank, said in refused.items():
-        if "arrived" not in said and "in flight" not in said:
+        name = todo[rank][0]
+        at_the_turn = f"{name} before {name.removesuffix('.1') if '.1' in name else name + '.1'}."
+        if wanted.place is schedules.v_shaped and said.endswith(at_the_turn):
+            assert rank == wanted.ranks - 1, str(wanted)
+        elif "arrived" not in said and "in flight" not in said:
             alone = [wanted.rows[r] if r == rank else wanted.ops for r in range(wanted.ranks)]
-            assert said == f"{schedules.first_illegal_move(alone)}.", str(wanted)
+            sentence = schedules.first_illegal_move(alone, place=wanted.place)
+            assert said == f"{sentence}.", str(wanted)
     return bool(fits)
 
 
@@ -76,6 +82,8 @@ REFUSED = {
     ("p2m2v1-FB-cap2/F0", 0, "F0"): "stage 0 runs F0 twice",
     ("p2m2v1-FB-cap1/F0", 0, "F1"): "stage 0 has 1 in flight already, and the cap is 1",
     ("p2m1v2-FB-cap2/F0", 0, "F0.1"): "stage 0 runs F0.1 before F0 arrived from stage 1",
+    ("p2m1V2-FBW-cap2/F0", 0, "F0.1"): "stage 0 runs F0.1 before F0.1 arrived from stage 1",
+    ("p2m1V2-FBW-cap2/F0", 1, "F0.1"): "stage 1 runs F0.1 before F0",
 }
 
 
@@ -97,11 +105,12 @@ def test_what_waits_for_another_rank_is_said_as_the_course_says_it():
 
 @pytest.mark.parametrize("name, make", game.NAMED.items())
 def test_named_schedules_are_recognised(name, make):
-    chunks = 2 if name.startswith("interleaved") else 1
-    plan = make(3, 6, chunks) if chunks > 1 else make(3, 6)
-    kinds = "FBW" if name.startswith("ZB") else "FB"
-    cap = max(schedules.simulate(plan).peak_in_flight)
-    position = Position(3, 6, chunks, kinds, cap, plan)
+    plan = make(3, 6, 2) if name.startswith("interleaved") else make(3, 6)
+    chunks = 1 + max(op.chunk for op in plan[0])
+    kinds = "FBW" if any(op.kind == "W" for op in plan[0]) else "FB"
+    place = schedules.v_shaped if kinds == "FBW" and chunks > 1 else schedules.looped
+    cap = max(schedules.simulate(plan, place=place).peak_in_flight)
+    position = Position(3, 6, chunks, kinds, cap, plan, place)
     assert game.names(position) == [name] or (name == "GPipe" and name in game.names(position))
     assert name not in game.names(read(str(position).replace(f"cap{cap}", f"cap{cap - 1}")))
     plan[0][0], plan[0][1:3] = (
@@ -111,36 +120,49 @@ def test_named_schedules_are_recognised(name, make):
     assert name in game.names(position)
 
 
+def test_a_line_that_turns_has_names_of_its_own():
+    assert game.names(read("p2m3v2-FB-cap6")) == ["interleaved 1F1B"]
+    assert game.names(read("p2m3V2-FBW-cap6")) == ["ZB-V", "DualPipe-V"]
+    assert game.names(read("p2m3V2-FB-cap6")) == game.names(read("p2m3v2-FBW-cap6")) == []
+
+
 def test_an_address_that_holds_anything_is_played_as_far_as_it_can_be():
     assert game.playable("p2m1v1-FB-cap1/B0F0/F0B0") == "p2m1v1-FB-cap1"
     assert game.playable("p2m1v1-FB-cap1/F0F7/F0F0") == "p2m1v1-FB-cap1/F0/F0"
     assert game.playable("p2m1v1-FB-cap1/hello") == "p2m1v1-FB-cap1"
+    for nowhere in ("p2m1V1-FBW-cap1", "p2m1v3-FB-cap3"):
+        with pytest.raises(ValueError, match="is no position of the playground"):
+            read(nowhere)
     with pytest.raises(ValueError, match="is no position of the playground"):
         read("https://example.org/#p9m1v1-FB-cap1")
 
 
 def test_pars_are_those_of_a_search():
-    """The boards with one chunk and up to four micro-batches; the stored ones are for all that was proven."""
+    """Boards with up to four micro-batches; the stored ones are for all that was proven."""
     known = json.loads(pars.PARS.read_text(encoding="utf-8"))
     every = list(pars.boards())
     assert {board.key for board in every if board.chunks == 1} <= known.keys()
     for board in every:
-        if board.chunks == 1 and board.micro_batches <= 4:
-            assert pars.par(board) == known[board.key], board.key
+        turned = board.place is schedules.v_shaped and board.ranks < 4
+        if (board.chunks == 1 or turned) and board.micro_batches <= 4:
+            assert pars.par(board) == known[board.key] * board.chunks, board.key
 
 
 def test_no_order_is_shorter_than_its_par():
     """The search against dice: random orders of a small board come down to the par, and not below."""
     known, dice = json.loads(pars.PARS.read_text(encoding="utf-8")), random.Random(2)
-    for p, m, v, kinds in ((2, 2, 1, "FB"), (2, 3, 1, "FBW"), (3, 2, 1, "FB"), (2, 2, 2, "FB")):
+    small = [(2, 2, 1, "FB"), (2, 3, 1, "FBW"), (3, 2, 1, "FB"), (2, 2, 2, "FB")]
+    sizes = [(*size, schedules.looped) for size in small]
+    for p, m, v, kinds, place in [*sizes, (2, 2, 2, "FBW", schedules.v_shaped)]:
         best = {}
         for _ in range(1500):
-            result = schedules.simulate(random_legal(dice, p, m, v, kinds))
+            order = random_legal(dice, p, m, v, kinds, place)
+            result = schedules.simulate(order, place=place)
             cap = max(result.peak_in_flight)
             best[cap] = min(best.get(cap, result.makespan), result.makespan)
         for cap, makespan in best.items():
-            assert makespan >= known[Position(p, m, v, kinds, cap, []).board]
-        assert min(best.values()) == known[Position(p, m, v, kinds, m * v, []).board]
+            assert makespan >= known[Position(p, m, v, kinds, cap, [], place).board]
+        assert min(best.values()) == known[Position(p, m, v, kinds, m * v, [], place).board]
 
 
 if __name__ == "__main__":

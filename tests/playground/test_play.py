@@ -14,6 +14,7 @@ from course_utils.lesson import schedules
 LINKS = {
     "1F1B": str(Position(2, 4, 1, "FB", 2, schedules.one_forward_one_backward(2, 4))),
     "interleaved": str(Position(2, 2, 2, "FB", 4, schedules.interleaved(2, 2, 2))),
+    "ZB-V": str(Position(2, 3, 2, "FBW", 4, schedules.zb_v(2, 3), schedules.v_shaped)),
     "one's own": "https://example.org/schedules.html#p2m2v1-FBW-cap2/F0F1B1W1B0W0/F0F1B1B0W0W1",
 }
 

@@ -8,9 +8,11 @@ from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
     SplitPoint,
     pipeline,
 )
@@ -18,7 +20,7 @@ from torch.distributed.pipelining import (
 from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
 from course_utils.lesson import schedules
-from course_utils.lesson.schedules import Schedule
+from course_utils.lesson.schedules import Placement, Schedule, looped, v_shaped
 from tests.techniques import Job, Trained, mean_loss, mistake, sgd, technique, trained
 from tests.techniques.chains import stages
 
@@ -42,16 +44,22 @@ def micro_batches_in_one_process(rank: int, job: Job) -> Trained:
     return trained(model)
 
 
-def engine(make_schedule: Callable[[int, int], Schedule], rank: int, job: Job) -> Trained:
-    """The chapter's engine; the virtual stages follow from the schedule."""
+def numbers_of(rank: int, chunks: int, place: Placement) -> list[int]:
+    return [place(rank, chunk, dist.get_world_size()) for chunk in range(chunks)]
+
+
+def engine(
+    make_schedule: Callable[[int, int], Schedule], rank: int, job: Job, place: Placement = looped
+) -> Trained:
+    """The chapter's engine; the virtual stages follow from the schedule and the placement."""
     fewest = min(len(inputs) for inputs, _ in job.batches)
     schedule = make_schedule(dist.get_world_size(), min(MICRO_BATCHES, fewest))
     chunks = 1 + max(op.chunk for op in schedule[rank])
     model = job.model()
     pieces = stages(model, len(schedule) * chunks)
-    mine = nn.ModuleList(pieces[rank :: len(schedule)])
+    mine = nn.ModuleList(pieces[n] for n in numbers_of(rank, chunks, place))
     entering = samples(pieces, job.batches[0][0])
-    own = Pipeline(list(mine), schedule, entering, mean_loss)
+    own = Pipeline(list(mine), schedule, entering, mean_loss, place)
     optimizer = sgd(mine)
     for inputs, targets in job.batches:
         optimizer.zero_grad()
@@ -67,6 +75,10 @@ for name in ("gpipe", "one_forward_one_backward", "zb_h1", "zb_h2"):
 run = partial(engine, partial(schedules.interleaved, chunks=2))
 technique([2], DEEP, "engine_interleaved")(run)
 technique([3], DEEPEST, "engine_interleaved_deep")(run)
+for name in ("zb_v", "dualpipe_v"):
+    run = partial(engine, getattr(schedules, name), place=v_shaped)
+    technique([2], DEEP, f"engine_{name}")(run)
+    technique([3], DEEPEST, f"engine_{name}_deep")(run)
 
 
 def run_schedule(job: Job, schedule, optimizer, first: bool, last: bool) -> None:
@@ -79,17 +91,23 @@ def run_schedule(job: Job, schedule, optimizer, first: bool, last: bool) -> None
 
 
 def torch_pipelining(
-    schedule_class, chunks: int, rank: int, job: Job, scale_grads: bool = True
+    schedule_class,
+    chunks: int,
+    rank: int,
+    job: Job,
+    scale_grads: bool = True,
+    place: Placement = looped,
 ) -> Trained:
     ranks, model = dist.get_world_size(), job.model()
     pieces = stages(model, ranks * chunks)
-    numbers = range(rank, ranks * chunks, ranks)
+    numbers = numbers_of(rank, chunks, place)
     mine = nn.ModuleList(pieces[n] for n in numbers)
     own = [PipelineStage(pieces[n], n, len(pieces), device()) for n in numbers]
     schedule = schedule_class(
         own if chunks > 1 else own[0], MICRO_BATCHES, loss_fn=mean_loss, scale_grads=scale_grads
     )
-    run_schedule(job, schedule, sgd(mine), first=rank == 0, last=rank == ranks - 1)
+    last = len(pieces) - 1 in numbers
+    run_schedule(job, schedule, sgd(mine), first=rank == 0, last=last)
     return trained(model, mine)
 
 
@@ -101,6 +119,9 @@ technique([2], DEEP, "torch_interleaved")(partial(torch_pipelining, ScheduleInte
 technique([2], DEEP, "torch_zero_bubble")(
     partial(torch_pipelining, ScheduleInterleavedZeroBubble, 2)
 )
+for name, schedule_class in (("zbv", ScheduleZBVZeroBubble), ("dualpipev", ScheduleDualPipeV)):
+    run = partial(torch_pipelining, schedule_class, 2, place=v_shaped)
+    technique([2], DEEP, f"torch_{name}")(run)
 
 
 @technique([2], DEEPEST)
