@@ -521,11 +521,12 @@ SLOTS = {"GPipe": WHOLE, "1F1B": WHOLE, "ZB-H1": SPLIT, "ZB-H2": SPLIT}
 SLOTS["interleaved"] = {"F": 0.5, "B": 1}
 RUNS = {name: launch(pipeline_run, 4, plan, SLOTS[name]) for name, plan in PLANS.items()}
 
+print("micro-batches in flight at most, on each rank, and the largest difference from one process:")
 for name, runs in RUNS.items():
     chunks = range(len(runs[0].gradients))
     in_order = torch.cat([run.gradients[chunk] for chunk in chunks for run in runs])
     peaks = [run.peak for run in runs]
-    print(f"{name:12} largest difference {check_equal(expected, [in_order])}, in flight {peaks}")
+    print(f"{name:12} {peaks}, largest difference {check_equal(expected, [in_order])}")
 sent = {"messages, interleaved": sum(run.record.count("send") for run in RUNS["interleaved"])}
 
 # %%
@@ -699,7 +700,8 @@ for rank, stage in enumerate((model[:3], model[3:])):
         checkpoint(stage, x, use_reentrant=False)
     stored[f"stage {rank}"], recomputed[f"stage {rank}"] = kept.bytes, input_only.bytes
     x = made.detach().requires_grad_()
-print("without recomputation:", stored)
+print("bytes of a micro-batch without recomputation:")
+print(stored)
 
 # %%
 compare(predicted, recomputed, {"All activations, as without recomputation.": stored})
