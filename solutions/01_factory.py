@@ -557,10 +557,11 @@ predicted = {"speed-up with 6 ranks": 5.33, "speed-up with 12 ranks": 8.0}
 
 # %%
 measured = {}
+print("images of each rank:")
 for ranks in (6, 12):
     shares = [len(share) for share in images[:16].tensor_split(ranks)]
     measured[f"speed-up with {ranks} ranks"] = round(16 / max(shares), 2)
-    print(f"{ranks} ranks, images of each:", shares)
+    print(f"{ranks} ranks:", shares)
 
 # %%
 compare(

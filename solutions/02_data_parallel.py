@@ -807,6 +807,7 @@ print(MnistNet().load_state_dict(saved))
 # ```
 
 # %%
+print("what PyTorch says of the lines, from the top:")
 print(error_of(lambda: home.is_cuda))
 print(error_of(lambda: nn.DataParallel(MnistNet(), gpu_ids=[0, 1, 2])))
 logits = HandDataParallel(MnistNet().to(home), worker_devices(3))(train_images[:9])
@@ -910,7 +911,7 @@ Explorer(
 from course_exercises import mine
 from course_utils.lesson.terminal import run_in_terminal, torchrun
 
-script = mine.script(2)
+script = mine.first()
 text = "../data/text/the_long_shed.txt"
 print(run_in_terminal(sys.executable, script, "--text", text, "--out", "mine/first"))
 

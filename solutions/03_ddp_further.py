@@ -278,30 +278,33 @@ from course_utils.trace import Record, Span
 
 def last_step(rank, origin):
     """A Record of what a rank's profile says of its last step."""
-    kinds = {
-        "compute": spans_of(rank, "DistributedDataParallel.forward", "MmBackward0"),
+    names = {
+        "load": spans_of(rank, "load"),
+        "forward": spans_of(rank, "DistributedDataParallel.forward"),
+        "backward": spans_of(rank, "MmBackward0"),
         "communication": spans_of(rank, ":all_reduce"),
     }
-    return Record(
-        rank,
-        [
-            Span(kind, kind, begin - origin, end - origin, background=kind == "communication")
-            for kind, spans in kinds.items()
-            for begin, end in spans
-            if begin > origin
-        ],
-    )
+    spans = []
+    for name, found in names.items():
+        background = name == "communication"
+        for begin, end in found:
+            if end > origin:
+                times = max(begin - origin, 0), end - origin
+                kind = name if background else "compute"
+                spans.append(Span(kind, name, *times, background=background))
+    return Record(rank, spans)
 
 
 # %%
-origin = max(spans_of(0, "load"))[0]  # the last step begins with the last load
+# the last step begins with the first of the ranks' last loads
+origin = min(max(spans_of(rank, "load"))[0] for rank in range(4))
 steps = [last_step(rank, origin) for rank in range(4)]
 plots.timeline(steps, title="Three ranks' all-reduces are long: they wait for rank 2")
 plt.show()
 
 # %% [markdown]
-# *Ranks 0, 1 and 3 compute at once, and their all-reduces last until rank 2 has come. Rank 2 computes last, and its
-# own all-reduces are short.*
+# *Ranks 0, 1 and 3 compute at once, and their all-reduces last until rank 2 has come. Rank 2 loads for 200 ms and
+# computes last, and its own all-reduces are short.*
 #
 # So a long all-reduce says little about the network. The rank that everybody waits for is the one with the least
 # time in collectives, and with 1,024 ranks you find it by sorting that number. What it does meanwhile is what has to

@@ -171,8 +171,8 @@ predicted = {"4 micro-batches": 32 * 64 * 4, "8 micro-batches": 32 * 64 * 4}
 # %%
 records_of_8, _ = zip(*launch(two_stages, 2, 8))
 sent = {"4 micro-batches": records[0].sent("send"), "8 micro-batches": records_of_8[0].sent("send")}
-print("messages of rank 0:", records[0].count("send"), "and", records_of_8[0].count("send"))
 print(f"for comparison, all gradients of the model: {4 * len(expected):,} bytes")
+print("messages of rank 0:", records[0].count("send"), "and", records_of_8[0].count("send"))
 
 # %%
 compare(

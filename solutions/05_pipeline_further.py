@@ -568,9 +568,10 @@ halves = {kind: 0.5 for kind in "FBW"}
 for name, plan in V_PLANS.items():
     RUNS[name] = launch(pipeline_run, 4, plan, halves, schedules.v_shaped)
 
+print("micro-batches in flight at most, on each rank, and the largest difference from one process:")
 for name, runs in RUNS.items():
     difference = check_equal(expected, [in_order(run.gradients for run in runs)])
-    print(f"{name:12} largest difference {difference}, in flight {[run.peak for run in runs]}")
+    print(f"{name:12} {[run.peak for run in runs]}, largest difference {difference}")
 sent = {name: sum(run.record.count("send") for run in RUNS[name]) for name in predicted}
 
 # %%
@@ -839,7 +840,8 @@ for rank, stage in enumerate((model[:3], model[3:])):
         checkpoint(stage, x, use_reentrant=False)
     stored[f"stage {rank}"], recomputed[f"stage {rank}"] = kept.bytes, input_only.bytes
     x = made.detach().requires_grad_()
-print("without recomputation:", stored)
+print("bytes of a micro-batch without recomputation:")
+print(stored)
 
 # %%
 compare(predicted, recomputed, {"All activations, as without recomputation.": stored})

@@ -859,6 +859,7 @@ compare(
 
 # %%
 by_group_rank = launch(tell_the_copy, 4, {"group_src": 1})
+print("what each rank holds afterwards, or the error that it gets:")
 for rank in range(4):
     print(f"rank {rank}: with src=1 {by_global_rank[rank]}, with group_src=1 {by_group_rank[rank]}")
 

@@ -320,7 +320,9 @@ compare(
 )
 
 # %%
-print(different)
+print("different draws among eight ranks:")
+for what, number in different.items():
+    print(f"{what:36} {number}")
 
 # %% [markdown]
 # ## 6. Exercise: place the dimensions on machines

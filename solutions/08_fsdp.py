@@ -200,7 +200,7 @@ compare(
 # |---|---|---|---|---|
 # | float32; and `fully_shard` in mixed precision | 4 | 4 | 8 | 16 |
 # | the ZeRO paper ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054)) | 2 | 2 | 12 | 16 |
-# | Megatron, with float32 gradients | 2 | 4 | 12 | 18 |
+# | Megatron, with float32 gradients | 2 | 4 | 12 | 18; with stage 1 on $n$ ranks $6 + 12/n$ |
 #
 # ZeRO, the "zero redundancy optimizer", shards among $n$ ranks one kind after another: stage 1 the optimizer state,
 # stage 2 also the gradients, stage 3 also the parameters.
@@ -679,7 +679,8 @@ print("largest difference from one process:", check_equal(expected, values))
 # all shards then get the same numbers (`08_fsdp_further`, section 5).
 #
 # If even the shards are too large, `offload_policy=CPUOffloadPolicy()` keeps them, their gradients and the optimizer state
-# in the host's memory (**CPU offload**). Every gather then crosses the slow link between host and GPU.
+# in the host's memory (**CPU offload**, run in `08_fsdp_further`). Every gather then crosses the slow link between host
+# and GPU.
 #
 # ### Checkpoints: four ranks save, two or one resume
 #
@@ -768,7 +769,8 @@ print("the same without the optimizer state:", largest_difference(undisturbed, v
 #   values after the sharding. They must be the same on any number of ranks.
 # * With the new option `--bfloat16` the script computes in bfloat16; parameters and optimizer state stay float32.
 # * At the end all ranks write a checkpoint with `torch.distributed.checkpoint`: the state dict of the model under
-#   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays.
+#   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays. (For others one writes safetensors:
+#   `08_fsdp_further`, section 4.)
 # * Now every forward pass gathers, so all ranks must make the same number of them, with held-out windows too. In the
 #   held-out loss each window counts once.
 
@@ -828,8 +830,9 @@ compare(
 )
 
 # %%
+print("of a rank in a step, as a multiple of DDP's:")
 for kind in kinds:
-    print(f"{kind:17}  {measured[kind]:.2f} of DDP's")
+    print(f"{kind:17}  {measured[kind]:.2f}")
 
 # %% [markdown]
 # FSDP solves the problem of size, not of speed: the work is the same, and more is sent. It makes larger models or

@@ -1,9 +1,10 @@
 # %% [markdown]
-# # 8. FSDP, further: accumulation, meshes of two dimensions, torn checkpoints, an FSDP of your own
+# # 8. FSDP, further: accumulation, recomputation, meshes of two dimensions, checkpoints, an FSDP of your own
 #
 # The lesson shards a model with `fully_shard`. This notebook is about what is built on that: several backward passes
 # before an update, recomputation, shards inside machines and copies across them, tensor parallelism on a second
-# dimension, and a rank that dies in the middle of a checkpoint. At the end you write an FSDP yourself.
+# dimension, compiled blocks, shards in the host's memory, and checkpoints: torn in the middle, written while training
+# goes on, and as safetensors. At the end you write an FSDP yourself.
 #
 # Run the parts in order: some use what an earlier one defines. None needs your answers from the lesson.
 
@@ -191,7 +192,7 @@ compare(predicted, measured)
 # call `reshard()` on every unit before `optimizer.step()`, which updates the shards. If you forget, there is no error,
 # and the next forward computes with the old numbers.
 #
-# ## 4. By hand, then with PyTorch: recomputation, two dimensions, and a save that is torn
+# ## 4. By hand, then with PyTorch: recomputation, two dimensions, compiled blocks, and saves
 #
 # ### Activation checkpointing: compute twice, keep less
 #
@@ -229,6 +230,97 @@ def kept_and_sent(rank):
 print(f"recomputing: sent {sent_again / sent:.2f} of the usual bytes, kept {less / usual:.2f}")
 values = launch(train_wrapped, 2, lambda model: wrap(recompute(model)))
 print("largest difference from one process:", check_equal(expected, values))
+
+# %% [markdown]
+# ### Activation checkpointing by operation
+#
+# Matrix products take nearly all of a block's computing. What lies between them takes little time and much memory.
+# **Selective activation checkpointing** decides for each operation: the policy below keeps the results of matrix
+# products, and all else is computed again.
+#
+# For each token, the four matrix products of a block take $3W^2$, $W^2$, $4W^2$ and again $4W^2$ multiplications.
+# Recomputation stops as soon as it has what backward needs. **Predict** which share of forward's multiplications a step
+# does again.
+
+# %% tags=["prediction"]
+predicted = {"recomputing all": 0.67, "by operation": 0.0}
+
+# %%
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+PRODUCTS = ("mm", "addmm")  # PyTorch's names; the second one adds a bias
+
+
+def keep_products(kept, context, operation, *operands, **options):
+    """The policy, called at every operation. Adds the bytes of what it keeps to `kept`."""
+    if operation.overloadpacket.__name__ not in PRODUCTS:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    *_, left, right = operands
+    kept.append(4 * left.shape[0] * right.shape[1])
+    return CheckpointPolicy.MUST_SAVE
+
+
+def recompute_between(model, kept):
+    """Each block keeps its input and the results of its matrix products."""
+    contexts = partial(create_selective_checkpoint_contexts, partial(keep_products, kept))
+    again = partial(checkpoint, use_reentrant=False, context_fn=contexts)
+    for block in model.blocks:
+        block.forward = partial(again, block.forward)
+    return model
+
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def multiplied(rank, prepare):
+    """The FLOPs of a step's matrix products, the bytes of those kept, and the bytes sent."""
+    kept = []
+    model = wrap(prepare(new_model(), kept))
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    with FlopCounterMode(display=False) as counter, Trace() as trace:
+        loss = cross_entropy(model(inputs).flatten(0, 1), targets)
+        kept_in_forward = sum(kept)
+        loss.backward()
+    flops = counter.get_flop_counts()["Global"].items()
+    products = sum(count for operation, count in flops if operation.__name__ in PRODUCTS)
+    return products, kept_in_forward, ring_bytes(trace.record().calls)
+
+
+once, _, sent = launch(multiplied, 2, lambda model, _: model)[0]
+of_all, _, sent_of_all = launch(multiplied, 2, lambda model, _: recompute(model))[0]
+by_operation, kept_results, sent_by_operation = launch(multiplied, 2, recompute_between)[0]
+
+# %%
+tokens = WINDOWS // 2 * CONTEXT  # of a rank
+forward = LAYERS * 2 * tokens * 12 * WIDTH**2  # FLOPs of the blocks' matrix products
+measured = {
+    "recomputing all": round((of_all - once) / forward, 2),
+    "by operation": round((by_operation - once) / forward, 2),
+}
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={
+        "Backward does not need the result of the last product, so it is not computed again.": {
+            "recomputing all": 1.0
+        },
+    },
+)
+
+# %%
+print("sent, the same three times:", sent == sent_of_all == sent_by_operation)
+print(f"kept when all is recomputed, of the usual bytes: {less / usual:.2f}")
+print(f"kept when the products are kept: {(less + kept_results) / usual:.2f}")
+values = launch(train_wrapped, 2, lambda model: wrap(recompute_between(model, [])))
+print("by operation, largest difference from one process:", check_equal(expected, values))
+
+# %% [markdown]
+# No product is computed twice, and a third of the memory is saved. Recomputing all saves seven eighths of it. Programs
+# choose between the two: torchtitan keeps attention's result and every second product. Chapter 12's *selective* is
+# Megatron-LM's choice: only attention is computed again.
 
 # %% [markdown]
 # ### Hybrid shards on a mesh of two dimensions
@@ -390,6 +482,79 @@ print("of the clipped gradients:", check_equal(flat(p.grad for p in single.param
 # %% [markdown]
 # The norm of a DTensor counts each number once, however many ranks hold it: the bias of an MLP's second layer is on
 # both ranks of a tensor group. A sum over all ranks' own numbers would count it twice.
+
+# %% [markdown]
+# ### `torch.compile`, block by block
+#
+# `torch.compile` runs your Python code once, notes the operations in a graph, and lets a backend make kernels of it.
+# Compile each block, then wrap: what `fully_shard` does before and after a block stays outside of its
+# graph. The backend below makes no kernels. It keeps the graph and runs its operations one by one.
+#
+# **Predict** how many graphs a rank makes of its four blocks, in three steps.
+
+# %% tags=["prediction"]
+predicted = {"graphs": 1}
+
+
+# %%
+def compile_and_wrap(model, graphs):
+    """Compiles each block, then makes it a unit. Adds what is compiled to `graphs`."""
+
+    def keep_graph(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    for block in model.blocks:
+        block.compile(backend=keep_graph)  # left out, it is inductor, PyTorch's own
+    return wrap(model)
+
+
+def train_compiled(rank):
+    graphs = []
+    return train_wrapped(rank, lambda model: compile_and_wrap(model, graphs)), len(graphs)
+
+
+values, graphs = zip(*launch(train_compiled, 2))
+print("compiled, largest difference from one process:", check_equal(expected, values))
+
+# %%
+compare(
+    predicted,
+    {"graphs": graphs[0]},
+    likely={
+        "The blocks have the same code and the same shapes, so one graph serves all four.": {
+            "graphs": LAYERS
+        },
+        "A graph is made at the first call, and used again afterwards.": {"graphs": STEPS},
+    },
+)
+
+# %% [markdown]
+# A batch of another shape needs another graph, and that step takes many times as long. `inductor` needs a compiler on
+# the machine: Triton for a GPU, C++ for a CPU.
+#
+# ### CPU offload: shards in the host's memory
+#
+# With `CPUOffloadPolicy` a rank's shards, their gradients and the optimizer state stay in the host's memory, where the
+# optimizer runs too. Every gather first copies a shard to the GPU, and every gradient's shard comes back. The ranks
+# below are CPUs: they show that the result is the same. What would cross to a GPU is computed.
+
+# %%
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+offload = CPUOffloadPolicy(pin_memory=False)  # True on GPUs: such memory is copied faster
+values = launch(train_wrapped, 2, partial(wrap, offload_policy=offload), backend="gloo")
+print("offloaded, largest difference from one process:", check_equal(expected, values))
+print(f"in a step {gathered // 2:,} bytes of a rank go to the GPU, and {P // 2:,} come back")
+LINK = 25e9  # assumed: bytes a second between host and GPU
+shard = 4 * 7.5e9 / 64
+print(
+    f"7.5 billion parameters on 64 ranks: {3 * shard / LINK:.2f} s a step on that link (computed)"
+)
+
+# %% [markdown]
+# The GPU keeps activations and gathered units only. The copies can hide behind the computing of many tokens; the
+# optimizer's step on the host cannot.
 
 # %% [markdown]
 # ### A half-written checkpoint is never taken for a whole one
@@ -554,6 +719,199 @@ print("    from the state after four steps:", largest_difference(after_four, mix
 # Rank 0's half is from step 4 and rank 1's half from step 2: no run ever had this model, and there is no warning. Give
 # every checkpoint a folder of its own. Chapter 9 adds how to detect a damaged file, and the way back to the last good
 # checkpoint.
+#
+# ### A save that training does not wait for
+#
+# `dcp.async_save` copies the state to the host's memory and returns. A thread writes the copy while training goes on.
+# The ranks' threads talk to each other too. They need a process group of their own, or their calls mix with those of
+# training. Here the thread begins to write only when training is two steps ahead.
+#
+# **Predict** which step's state is saved, and the bytes of a rank's copy. There are 2 ranks, and the optimizer is SGD
+# with momentum.
+
+# %% tags=["prediction"]
+predicted = {"state after step": 2, "bytes copied": P}
+
+# %%
+import threading
+
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+
+class LateWriter(dcp.FileSystemWriter):
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.may_write = threading.Event()
+
+    def write_data(self, plan, planner):
+        self.may_write.wait()
+        return super().write_data(plan, planner)
+
+
+class CountingStager(BlockingAsyncStager):
+    """Makes the copy, as DCP's own does, and counts its bytes."""
+
+    def stage(self, state):
+        copy = super().stage(state)
+        momenta = [values["momentum_buffer"] for values in copy["optimizer"]["state"].values()]
+        self.bytes = storage_bytes(map(local, [*copy["model"].values(), *momenta]))
+        return copy
+
+
+# %%
+def save_beside_training(rank, folder):
+    """Two steps, the begin of a save, two more steps, and its end. Returns the bytes of the copy."""
+    model, optimizer = begun()
+    train(model, optimizer, batches(range(2), rank, dist.get_world_size()))
+    writer, stager = LateWriter(folder / "beside"), CountingStager()
+    saving = dcp.async_save(
+        state_to_save(model, optimizer),
+        storage_writer=writer,
+        async_stager=stager,
+        process_group=dist.new_group(backend="gloo"),
+    )
+    train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
+    writer.may_write.set()
+    saving.result()  # returns when the checkpoint is written
+    return stager.bytes
+
+
+# %%
+shutil.rmtree(CHECKPOINTS / "beside", ignore_errors=True)  # of an earlier run of this cell
+copied = launch(save_beside_training, 2, CHECKPOINTS)
+loaded = launch(loaded_from, 1, CHECKPOINTS / "beside")
+print("largest difference from the state after two steps:", check_equal(after_two, loaded))
+print("from the state after four:", largest_difference(after_four, loaded))
+saved_step = 2 if torch.allclose(after_two, *loaded, atol=1e-5) else 4
+
+# %%
+compare(
+    predicted,
+    {"state after step": saved_step, "bytes copied": copied[0]},
+    likely={
+        "The copy is made in the call. What training does later is not in it.": {
+            "state after step": 4
+        },
+        "The optimizer's state is saved too.": {"bytes copied": P // 2},
+    },
+)
+
+# %% [markdown]
+# Training waits for the copy only, so the time $C$ of a save in chapter 9's $\sqrt{2CM}$ is that of the copy. The price
+# is the host's memory, for every save that is not finished: wait for the last one before you begin the next.
+#
+# ### Weights for others: safetensors
+#
+# DCP's folder is for going on. Weights are handed to others as **safetensors**: a file that holds tensors and nothing
+# that could run. It begins with 8 bytes, the length of the header. The header is JSON and says of each tensor the type,
+# the shape, and where its bytes begin and end. Then come the bytes. So every rank can work out where its rows lie, and
+# write them there itself.
+
+# %%
+import json
+
+
+def header_of(model):
+    """The first bytes of the file, and where each tensor begins in it."""
+    entries, end = {}, 0
+    for name, tensor in model.state_dict().items():
+        begin, end = end, end + 4 * tensor.numel()
+        entries[name] = {"dtype": "F32", "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)  # so that the numbers begin at a multiple of 8
+    header = len(header).to_bytes(8, "little") + header
+    return header, {name: len(header) + e["data_offsets"][0] for name, e in entries.items()}
+
+
+def own_rows(tensor):
+    """The rows of a DTensor that this rank holds: the last ranks may have fewer, or none."""
+    first = dist.get_rank() * -(-len(tensor) // dist.get_world_size())
+    return slice(first, first + len(local(tensor)))
+
+
+# %%
+def write_safetensors(model, path):
+    """Every rank writes its own rows into the one file. All ranks call it."""
+    header, begins = header_of(model)
+    if dist.get_rank() == 0:
+        path.write_bytes(header)
+    dist.barrier()
+    with path.open("r+b") as file:
+        for name, tensor in model.state_dict().items():
+            bytes_of_row = 4 * tensor.numel() // len(tensor)
+            file.seek(begins[name] + own_rows(tensor).start * bytes_of_row)
+            file.write(local(tensor).cpu().numpy().tobytes())
+    dist.barrier()
+
+
+# %%
+def read_safetensors(path):
+    """All tensors by name, as views of the file: only what is used is read."""
+    file = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+    length = file[:8].view(torch.int64).item()
+    entries, numbers = json.loads(bytes(file[8 : 8 + length].numpy())), file[8 + length :]
+    entries.pop("__metadata__", None)  # notes for readers, in files of other programs
+    return {
+        name: numbers[slice(*entry["data_offsets"])].view(torch.float32).view(entry["shape"])
+        for name, entry in entries.items()
+    }
+
+
+# %% [markdown]
+# Three ranks train and write, two read. **Predict** the bytes that the ranks send for it, and those of the file without
+# its header.
+
+# %% tags=["prediction"]
+predicted = {"bytes sent": 0, "bytes of the tensors": P}
+
+
+# %%
+def train_and_write(rank, path):
+    model, optimizer = begun()
+    train(model, optimizer, batches(rank=rank, ranks=dist.get_world_size()))
+    with Trace() as trace:
+        write_safetensors(model, path)
+    return sum(call.bytes for call in trace.record().calls)
+
+
+def read_into_shards(rank, path):
+    model, tensors = wrap(new_model()), read_safetensors(path)
+    with Trace() as trace:
+        for name, tensor in model.state_dict().items():
+            local(tensor).copy_(tensors[name][own_rows(tensor)])
+    return wholes(model), sum(call.bytes for call in trace.record().calls)
+
+
+# %%
+WEIGHTS = CHECKPOINTS / "model.safetensors"
+sent_to_write = launch(train_and_write, 3, WEIGHTS)
+values, sent_to_read = zip(*launch(read_into_shards, 2, WEIGHTS))
+print("read by 2 ranks, largest difference from one process:", check_equal(expected, values))
+length = int.from_bytes(WEIGHTS.read_bytes()[:8], "little")
+measured = {
+    "bytes sent": sum(sent_to_write) + sum(sent_to_read),
+    "bytes of the tensors": WEIGHTS.stat().st_size - 8 - length,
+}
+print("the header begins:", WEIGHTS.read_bytes()[8:83].decode())
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={
+        "As if the whole model were gathered: every rank writes its own rows.": {
+            "bytes sent": 2 * P
+        },
+        "With the optimizer state, which safetensors for others do without.": {
+            "bytes of the tensors": 2 * P
+        },
+    },
+)
+
+# %% [markdown]
+# The package `safetensors` reads and writes the format for all types, and checks what it reads. DCP's
+# `HuggingFaceStorageWriter` and `HuggingFaceStorageReader` need it: with `save_distributed=True` every rank writes a
+# file of its own rows, and `enable_consolidation=True` puts the files together.
 #
 # ## 5. Break it: what fits and is wrong
 #
@@ -1140,8 +1498,8 @@ for machines in (2, 8, 64):
 #       block.set_modules_to_forward_prefetch(following)
 #   ```
 #
-# * **`torch.compile`.** Block by block and before the wrapping: `block.compile()`, then `fully_shard(block)`. Equal
-#   blocks are compiled once. Two CPU ranks then ended with the parameters of one process (tried with PyTorch 2.15).
+# * **Branches.** If ranks take different branches inside a unit, each has gradients for other parameters, and the
+#   reductions do not match. Since PyTorch 2.13 `set_reduce_scatter_unused_params(True)` sends zeros for those without.
 #
 # Older code has `FullyShardedDataParallel`, FSDP1. These are its names and today's:
 #
@@ -1163,7 +1521,7 @@ for machines in (2, 8, 64):
 # 2. Recompute first, wrap second; no further gather is needed.
 # 3. With shards inside a machine and copies across, only the gradients' all-reduce leaves it.
 # 4. Tensor parallelism first, FSDP last; a tensor group's ranks read the same rows.
-# 5. A checkpoint has its own folder, which gets its name last.
+# 5. A checkpoint has its own folder, which gets its name last. `async_save` needs a process group of its own.
 #
 # **Sources**
 #
@@ -1174,3 +1532,4 @@ for machines in (2, 8, 64):
 # * PyTorch: [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
 #   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
 #   [activation checkpointing](https://docs.pytorch.org/docs/stable/checkpoint.html).
+# * Hugging Face: [safetensors](https://huggingface.co/docs/safetensors), the format.

@@ -318,7 +318,7 @@ check("9.5", elastic_limits)
 # from a neighbour, and nobody reads a checkpoint.
 
 # %% tags=["nbval-ignore-output"]
-from course_hosts.growing import SAMPLES, Members, batch, recorded, why_not
+from course_hosts.growing import Members, batch, recorded, why_not
 
 print(why_not() or "The members train here.")
 program = Path("scratch/member.py")

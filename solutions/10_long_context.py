@@ -1002,11 +1002,11 @@ for name, difference in zip(("output", "dQ", "dK", "dV"), worst):
 
 
 # %%
+wrong = launch(train_cut, 2, ring, 1, 2, lambda *_: torch.arange(CONTEXT // 2))
+print("trained with these numbers, largest difference:", largest_difference(one_process, wrong))
 for rank in range(2):
     mine = positions(zigzag, rank, 2, 8).tolist()
     print(f"rank {rank}: tokens {mine}, numbered {list(range(4))}, and next come {mine[1:]}")
-wrong = launch(train_cut, 2, ring, 1, 2, lambda *_: torch.arange(CONTEXT // 2))
-print("trained with these numbers, largest difference:", largest_difference(one_process, wrong))
 
 # %% [markdown]
 # Rank 0 calls token 6 number 2, and teaches that after token 1 comes token 6. The model learns both. Make positions

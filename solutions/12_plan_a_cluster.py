@@ -743,8 +743,8 @@ print(
 )
 
 # %% [markdown]
-# To see where the difference comes from, trace the small model with more and more tensor ranks. The bytes that are
-# shared out halve each time, and the others stay.
+# To see where the difference comes from, trace the small model with more tensor ranks. The bytes that are
+# shared out halve each time.
 
 # %%
 sizes, kept = (2, 4, 8), []
@@ -766,7 +766,7 @@ print(
 # Four bytes a token and column are whole on each rank: the inputs of attention and of the MLP, 2 bytes each. They
 # were gathered for the first matrix and are kept for its gradient. Megatron-LM frees them and gathers a second time
 # (Korthikanti et al. 2022, section 4.2.2); `parallelize_module` keeps them. And more than 34 bytes are shared out,
-# since no kernels are fused here. The trace shows this before you rent.
+# since no kernels are fused here.
 #
 # The formula can also be too large: sequence parallelism shares out the input of a recomputed layer. Outside the
 # layers, a loss holds its logits several times, and the allocator takes more than tensors need; `estimate.memory` has
@@ -798,12 +798,14 @@ compare(
 bars = {f"stage {stage}": stages[stage] for stage in (0, 1, 7, 15)}
 fit(bars, h100.hbm_bytes, "The second of 16 stages is the fullest")
 plt.show()
+room = [h100.hbm_bytes - held["total"] + held["allocator"] for held in bars.values()]
+print("GB that the tensors of each leave:", *(f"{left / 1e9:.0f}" for left in room))
 
 # %% [markdown]
-# *Llama 3 405B at 8k. By the arithmetic, all four stages need more than a GPU's 85 GB, which are 79 GiB. Stage 1 needs
-# most: it has a layer more than stage 0, and more micro-batches in flight than stage 7.*
+# *Stage 1 needs most: it has a layer more than stage 0, and more micro-batches in flight than stage 7. The tensors of
+# stage 15 fit by 1 GB, and the allocator gives back what it holds before it fails.*
 #
-# If you make room for stage 0 alone, stage 1 is still 12 GB short. The published run fitted, because its authors sharded
+# If you make room for stage 0 alone, stage 1 is still 11 GB short. The published run fitted, because its authors sharded
 # gradients and freed tensors early (section 3.3.2 of the paper).
 
 # %% [markdown]
@@ -872,7 +874,7 @@ for name, seq in (("8k", 8192), ("131k", 131_072)):
         estimate.flops(published.LLAMA["405B"], seq, 1, how) for how in ("6n+attention", "causal")
     )
     measured[f"factor at {name}"] = round(full / half, 2)
-print("factor at 8k:", measured["factor at 8k"])
+print(f"for comparison, the factor with a context of 8k:\n{measured['factor at 8k']}")
 
 # %%
 compare(

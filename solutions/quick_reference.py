@@ -392,10 +392,12 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | root | the rank at the centre of a collective | [03](03_ddp.ipynb) |
 # | router | the linear layer that scores all experts for each token | [11](11_experts.ipynb) |
 # | row cut | each rank has some rows of the matrix, needs some columns of the input and gets a partial sum | [06](06_tensor_parallel.ipynb) |
+# | safetensors | a file of tensors: the length of a header, the header in JSON, then the numbers | [08](08_fsdp_further.ipynb) |
 # | scatter | to share out: each gets one piece | [02](02_data_parallel.ipynb) |
 # | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
 # | scores | products of a query with the keys, before the softmax | [10](10_long_context.ipynb) |
 # | selective | of recomputation: attention's scores are computed again, and all else is kept | [12](12_plan_a_cluster.ipynb) |
+# | selective activation checkpointing | some operations' results are kept for backward, all else is computed again | [08](08_fsdp_further.ipynb) |
 # | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
 # | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel.ipynb) |
 # | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |

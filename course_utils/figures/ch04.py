@@ -47,7 +47,7 @@ def stations(work: Sequence[float], cuts: Mapping[str, int]) -> Figure:
         color, style = ("ink", "-") if cut == best else ("wrong", ":")
         ax.axvline(cut + 0.5, color=plots.COLORS[color], linestyle=style)
         share = sum(work[:cut]) / sum(work)
-        said = f"{name}:\n{share:.0%} | {1 - share:.0%} of the work"
+        said = f"{name}:\n{share:.0%} | {1 - share:.0%}\nof the work"
         ax.text(cut + 0.55, 0.85 * top, said, va="top", fontsize=10)
     for shift, side, rank in ((-0.05, "right", 0), (0.05, "left", 1)):
         name, place = f"rank {rank}", (best + 0.5 + shift, 0.98 * top)

@@ -28,8 +28,7 @@ def sites() -> Figure:
                 plots.building(ax, x, y, width=1.3, height=0.9, label=str(rank), color="white")
             ax.plot([x + 0.65] * 2, [2.07, 2.43], color=DIMENSIONS["tensor"], linewidth=5)
         for y in (2.75, 1.45):
-            ends = (left + 1.77, y), (left + 2.83, y)
-            plots.arrow(ax, *ends, color=DIMENSIONS["pipeline"])
+            plots.arrow(ax, (left + 1.77, y), (left + 2.83, y), color=DIMENSIONS["pipeline"])
     for x in (1.2, 3.6):
         for y, bend in ((3.38, -0.13), (1.1, 0.13)):
             look = {"arrowstyle": "<|-|>", "color": DIMENSIONS["data"], "linewidth": 2.2}
@@ -126,10 +125,12 @@ def grid_and_bytes(sizes: tuple, rank: int, sent: dict[str, float]) -> Figure:
         ax.text(0.55, y, f"{name} group", va="center", weight="bold")
         ax.text(2.5, y, ", ".join(map(str, group)), va="center")
         ax.text(6.4, y, f"{sent[name] / 1e9:.1f} GB", va="center", ha="right")
-        inside = len({member // MACHINE for member in group}) == 1
-        where = "in one machine" if inside else "between machines"
+        where = "in one machine" if len({m // MACHINE for m in group}) == 1 else "between machines"
         ax.text(6.8, y, "talks to nobody" if size == 1 else where, va="center")
     small = {"va": "center", "fontsize": 9, "color": GREY}
     ax.text(2.5, 1.55, "ranks", **small)
     ax.text(6.4, 1.55, "sent per step", ha="right", **small)
+    most = max(sent, key=sent.get)
+    said = f"most to its {most} group" if sent[most] else "nothing"
+    ax.set_title(f"Rank {rank} sends {said} (computed)", pad=14)
     return figure

@@ -45,6 +45,14 @@ def test_the_change_is_shown(capsys):
     ]
 
 
+def test_chapter_2_runs_what_it_gave_when_the_script_has_grown(capsys):
+    assert mine.first() == mine.FILE
+    assert not capsys.readouterr().out
+    mine.start(6)
+    assert mine.first() == scripts.version(2)
+    assert "mine/train.py has changed since chapter 2" in capsys.readouterr().out
+
+
 def test_beside_the_solved_notebooks_it_is_the_courses_own(tmp_path, monkeypatch):
     (tmp_path / "solutions").mkdir()
     monkeypatch.chdir("solutions")

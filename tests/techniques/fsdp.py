@@ -24,6 +24,9 @@ MiniFSDP, reshard = load_answer("8.4"), load_answer("8.5")
 checkpoint_of, restore = load_code(8, "checkpoint_of"), load_code(8, "restore")
 wrap, whole, recompute = (load_code(8, name) for name in ("wrap", "whole", "recompute"))
 Sharded = load_code(8, "Sharded")
+recompute_between, compile_and_wrap = (
+    load_code(8, name) for name in ("recompute_between", "compile_and_wrap")
+)
 wrap_hybrid, wrap_2d = load_code(8, "wrap_hybrid"), load_code(8, "wrap_2d")
 save, resume, newest = (load_code(8, name) for name in ("save", "resume", "newest"))
 
@@ -169,6 +172,12 @@ technique([2], ["language"], "fully_shard_without_reshard_after_forward")(
 )
 technique([2], ["language"], "fully_shard_with_activation_checkpointing")(
     partial(sharded, lambda model: wrap(recompute(model)))
+)
+technique([2], ["language"], "fully_shard_with_checkpointing_by_operation")(
+    partial(sharded, lambda model: wrap(recompute_between(model, [])))
+)
+technique([2], ["language"], "fully_shard_of_compiled_blocks")(
+    partial(sharded, partial(compile_and_wrap, graphs=[]))
 )
 technique([4], ["language"], "hsdp")(partial(sharded, wrap_hybrid))
 technique([4], ["language"], "fsdp_and_tensor")(partial(sharded, wrap_2d, sharing=2))
