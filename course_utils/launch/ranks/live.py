@@ -1,8 +1,7 @@
 """What a person sees of a launch while it goes on, and of which nothing is left at its end.
 
-The newest line of each rank, of a progress bar what stands there now, and after some seconds a line
-that counts. What is stored of a cell, and what a file or a pipe gets, is what `output` writes only,
-so that it is the same in every run.
+The newest line of each rank, of a progress bar what stands there now, and after some seconds a line that counts. What
+is stored of a cell, and what a file or a pipe gets, is what `output` writes only, so that it is the same in every run.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """What the ranks print, in an order that is the same in every run.
 
-Each rank's file descriptors 1 and 2 lead into a pipe of its own, so nothing is lost: what C code
-writes, what a rank writes just before it dies, half a line. Rank 0's lines appear as they come;
-the others' follow in rank order when the call ends. `live` shows a person who watches the newest
-line of each before.
+Each rank's file descriptors 1 and 2 lead into a pipe of its own, so nothing is lost: what C code writes, what a rank
+writes just before it dies, half a line. Rank 0's lines appear as they come; the others' follow in rank order when the
+call ends. `live` shows a person who watches the newest line of each before.
 """
 
 import contextlib

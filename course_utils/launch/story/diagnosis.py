@@ -1,6 +1,7 @@
 """Who failed first and why: from what the ranks did to one message for a learner."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from course_utils.comm import private
@@ -136,13 +137,12 @@ class _Story:
         )
         in_detail = len(kinds) == 1 and (uneven or len({call.operation for call in made}) > 1)
         types = {call.dtype for call in made}
-        alike = defaultdict(list)
-        for rank, call in meeting.items():
+
+        def told(call):
             of = f", of {call.dtype}" if in_detail and len(types) > 1 else ""
-            alike[call.in_words(in_detail) + of, call.where].append(rank)
-        lines = ["the ranks' calls do not match."]
-        for (words, where), numbers in alike.items():
-            lines += [f"  {names(numbers)}: {words}", *_quote(where)]
+            return call.in_words(in_detail) + of
+
+        lines = ["the ranks' calls do not match.", *_each(meeting, told)]
         lines += [*self._apart(meeting), _rule(made)]
         if {call.through for call in made} > {"forward"}:
             lines.append(_ALONE)
@@ -218,11 +218,23 @@ class _Story:
         kind = report.get("kind", ended)
         own = self.states[first.number]
         lines = [f"rank {first.number} {_headline(first, kind, own)}", *_quotes(own.path)]
-        lines += [*_members(report), *_causes(report), *self._others(first.number)]
+        lines += [*_members(report), *_causes(report), *self._crossed(first.number)]
+        lines += self._others(first.number)
         if _PLAN in own.text:
             lines.append(_SAME_KEYS)
         error = report["type"] if kind == "exception" else None
         return self._failure(lines, first.number, kind, own.where, error)
+
+    def _crossed(self, number):
+        """If what the rank raised came out of a collective call that had met those of other functions."""
+        call = self.meetings.newest(number)
+        if call is None or call.is_message or call.where != self.states[number].where:
+            return []
+        met = self.meetings.met(number, call)
+        if len({each.through for each in met.values()}) == 1:
+            return []
+        told = _each(met, lambda each: each.through or each.kind)
+        return ["Before that it met the others in calls that do not match:", *told, _SAME_CALLS]
 
     def _first(self):
         """Of the ranks that failed by themselves the first in time; of those that failed alike, or at about the same
@@ -288,8 +300,8 @@ class _Story:
     def _dropped(self, made):
         """Messages that were sent and do not come: gloo forgets one whose Work nobody keeps."""
         for rank, call in made.items():
-            met = call.kind == "recv" and not self.meetings.lacks(rank, call)
-            if met and (sent := self.meetings.send_of(call)):
+            sent = self.meetings.met(rank, call).get(call.peer)
+            if sent and call.kind == "recv":
                 return [_DROPPED.format(rank=call.peer), *_quote(sent.where)]
         return []
 
@@ -345,6 +357,15 @@ class _Story:
             tracebacks=[each.traceback for each in self.states.values()],
             variables=[each.locals for each in self.states.values()],
         )
+
+
+def _each(calls: dict[int, NotedCall], words: Callable[[NotedCall], str]) -> list[str]:
+    """What the ranks called, a line for those that called the same at the same line of the learner's."""
+    alike = defaultdict(list)
+    for rank, call in calls.items():
+        alike[words(call), call.where].append(rank)
+    lines = [[f"  {names(ranks)}: {said}", *_quote(at)] for (said, at), ranks in alike.items()]
+    return sum(lines, [])
 
 
 def _raised_first(made: dict[int, NotedCall]) -> int | None:
