@@ -191,6 +191,13 @@ def asks_again_and_again(rank, guilty):
             time.sleep(0.01)  # <- here
 
 
+@says("newest call of rank {guilty}, barrier, lacks", "was waiting in barrier")
+def meets_none_since_others_look_for_a_file(rank, guilty):
+    while rank != guilty and not os.path.exists("/nowhere/ready"):
+        time.sleep(0.01)
+    dist.barrier()  # <- here
+
+
 @says(
     "rank {guilty} raised LookupError: page 7",
     "has ended its thread feeder",
@@ -256,7 +263,12 @@ def is_not_called(rank, guilty):
 
 
 # what is said when half of the limit has passed, or all of it
-LONG = ("asks_again_and_again", "raises_in_the_thread_that_feeds_it", "is_not_called")
+LONG = (
+    "asks_again_and_again",
+    "meets_none_since_others_look_for_a_file",
+    "raises_in_the_thread_that_feeds_it",
+    "is_not_called",
+)
 CASES = [(name, guilty) for name in TABLE for guilty in range(RANKS)]
 
 

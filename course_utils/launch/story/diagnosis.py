@@ -326,11 +326,14 @@ class _Story:
             *_quotes(own.path),
             *self._others(first),
         ]
-        for number in running:
+        alike = defaultdict(list)
+        for number in living:
             call = self.states[number].call
             if call and (lacks := sorted(self.meetings.lacks(number, call) - {None})):
-                its = "Its newest call" if number == first else f"The newest call of rank {number}"
-                lines += [f"{its}, {call}, lacks {names(lacks)}:", *_quote(call.where)]
+                alike[str(call), names(lacks), call.where].append(number)
+        for (call, lacks, where), who in alike.items():
+            its = "Its newest call" if who == [first] else f"The newest call of {names(who)}"
+            lines += [f"{its}, {call}, lacks {lacks}:", *_quote(where)]
         return self._missed({}, lines, first, "timeout", own.where)
 
     def _others(self, but):
@@ -364,8 +367,11 @@ def _each(calls: dict[int, NotedCall], words: Callable[[NotedCall], str]) -> lis
     alike = defaultdict(list)
     for rank, call in calls.items():
         alike[words(call), call.where].append(rank)
-    lines = [[f"  {names(ranks)}: {said}", *_quote(at)] for (said, at), ranks in alike.items()]
-    return sum(lines, [])
+    return [
+        line
+        for (said, where), ranks in alike.items()
+        for line in (f"  {names(ranks)}: {said}", *_quote(where))
+    ]
 
 
 def _raised_first(made: dict[int, NotedCall]) -> int | None:
