@@ -183,6 +183,13 @@ def leaves_early(rank, guilty):
         dist.all_reduce(ones())
 
 
+@says("wait in init_process_group", "rank {guilty} finished without calling it")
+def makes_no_second_world(rank, guilty):
+    dist.destroy_process_group()
+    if rank != guilty:
+        dist.init_process_group("gloo")  # <- here
+
+
 @says("rank {guilty} was running when the time was up", "all_reduce of float32 [1], lacks")
 def asks_again_and_again(rank, guilty):
     if rank == guilty:
@@ -264,6 +271,7 @@ def is_not_called(rank, guilty):
 
 # what is said when half of the limit has passed, or all of it
 LONG = (
+    "makes_no_second_world",
     "asks_again_and_again",
     "meets_none_since_others_look_for_a_file",
     "raises_in_the_thread_that_feeds_it",

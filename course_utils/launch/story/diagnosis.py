@@ -251,9 +251,12 @@ class _Story:
         return next(filter(as_early, causes))
 
     def _destroyed(self) -> RankFailure | None:
-        """What there is to say of the first rank that did nothing more after destroy_process_group."""
+        """What there is to say of the first rank that did nothing more after destroy_process_group, if another one
+        has needed it."""
+        need = {n for n, each in self.states.items() if each.consequence or each.call}
         for rank in self.ranks:
-            if (call := self.meetings.has_left(rank.number)) and not rank.failed:
+            call = self.meetings.has_left(rank.number)
+            if call and not rank.failed and need - {rank.number}:
                 lines = [
                     f"rank {rank.number} called destroy_process_group while other ranks still communicated.",
                     *_quote(call.where),

@@ -133,7 +133,9 @@ def _dead(rank):
 
 
 def _living(rank, meetings, stacks, at_socket):
-    call, lacking = meetings.newest(rank.number), meetings.lacking(rank.number)
+    # After destroy_process_group it may be making another world.
+    call = None if meetings.has_left(rank.number) else meetings.newest(rank.number)
+    lacking = meetings.lacking(rank.number)
     path, name, thread = stacks.own_path, waits(stacks.main), ""
     stands = call is not None and call.number in lacking
     idle = threads.idle(stacks.main)
@@ -147,7 +149,7 @@ def _living(rank, meetings, stacks, at_socket):
         words = "was waiting for another thread" if idle else words
         return State(words, path, call=call if stands else None)
     before = ""
-    if pending := meetings.records[rank.number].pending:
+    if call and (pending := meetings.records[rank.number].pending):
         # The line that waits for the call, not the one where the host needs the result.
         call = meetings.numbered(rank.number, pending["behind"]) or call
         line = Frame(*pending["where"]) if pending["where"] else call.where
