@@ -116,9 +116,8 @@ class Janitor:
             start_new_session=True,  # an interrupt from the terminal is not for the janitor
         )
         atexit.register(self._stop, self._process)
-        for what, which in list(
-            self._held
-        ):  # the end of ranks, by a garbage collection, may come here
+        # A copy: the end of ranks, by a garbage collection, may come here.
+        for what, which in list(self._held):
             self._write("keep", what, which)
 
     def _write(self, *words):

@@ -73,6 +73,10 @@ _ORPHANED = (
     "the process from which all ranks are started was killed, and the ranks ended with it.\n"
     "The system does this when memory runs out. Run the cell again; a new one has been started."
 )
+_PICKLE = {
+    "unpack": "could not rebuild the function or its arguments.",
+    "receive": "returned a value that could not be rebuilt in the notebook.",
+}
 _SIGNALS = {
     "SIGKILL": "ended from outside; the system does this when memory runs out",
     "SIGSEGV": "it used memory that is not its own",
@@ -442,11 +446,7 @@ def _headline(rank, kind, own):
     if kind == "exception":
         return f"raised {text}"
     what = rank.report["what"]
-    if what == "unpack":
-        return f"could not rebuild the function or its arguments.\n  {text}"
-    if what == "receive":
-        return f"returned a value that could not be rebuilt in the notebook.\n  {text}"
-    return f"returned what cannot be pickled: {what}.\n  {text}"
+    return f"{_PICKLE.get(what, f'returned what cannot be pickled: {what}.')}\n  {text}"
 
 
 def _quotes(path: list[Frame]) -> list[str]:

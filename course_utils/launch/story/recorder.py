@@ -28,7 +28,7 @@ from concurrent import futures
 
 import torch.distributed as dist
 
-from course_utils.comm import intercept, private
+from course_utils.comm import events, intercept, private
 from course_utils.comm.collectives import OPERATORS, Operator, tensors_in
 from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, WORLD, give_up
 from course_utils.launch.story.frames import is_own, passes_through
@@ -220,6 +220,10 @@ class Recorder:
             self._add(json.dumps({name: each for name, each in note.items() if each is not None}))
             self._descriptions[key] = len(self._descriptions)
         self._add(str(self._descriptions[key]))
+        if not self._calls:
+            file, line, _ = where or ("?", 0, "")
+            about = f"rank {os.environ.get('RANK')}, {kind}, {os.path.basename(file)}:{line}"
+            events.note("called", about)
         self._calls += 1
         return self._calls - 1
 
