@@ -122,7 +122,7 @@ class RankProcess(Rank):
         """Takes note of the rank's death."""
         while self.read_message() and self.report is None and self._pending():
             pass
-        self.code = self.process.wait()
+        self.end(self.process.wait())
         self.handle.close()
         note("died", f"rank {self.number}, exit code {self.code}")
         return False

@@ -364,8 +364,7 @@ class _Story:
             line=where.line if where else None,
             error=error,
             ranks=[str(each) for each in self.states.values()],
-            tracebacks=[each.traceback for each in self.states.values()],
-            variables=[each.locals for each in self.states.values()],
+            details=[(each.traceback, each.locals) for each in self.states.values()],
         )
 
 
