@@ -190,6 +190,23 @@ def makes_no_second_world(rank, guilty):
         dist.init_process_group("gloo")  # <- here
 
 
+@says("wait in all_reduce", "rank {guilty} finished")
+def makes_no_call_in_the_second_world(rank, guilty):
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    if rank != guilty:
+        dist.all_reduce(ones())  # <- here
+
+
+@says("rank {other} was killed by SIGABRT", "does not match what this rank was to receive")
+def leaves_another_message_to_who_takes_any(rank, guilty):
+    if rank == other(guilty):
+        dist.recv(ones(2))  # <- here
+        dist.recv(ones(300_000))
+    elif rank != guilty:
+        dist.send(ones(300_000), other(guilty))
+
+
 @says("rank {guilty} was running when the time was up", "all_reduce of float32 [1], lacks")
 def asks_again_and_again(rank, guilty):
     if rank == guilty:

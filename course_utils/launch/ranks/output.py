@@ -80,7 +80,7 @@ class Output:
         self._lines = []  # complete lines that have not been shown
         self._end = bytearray()  # what came after the room for the start was full
         self._left_out = 0
-        self.aborts = []  # what gloo wrote as it aborted the rank
+        self._aborts = []
         self.before_writing = lambda: None
 
     def flow(self) -> None:
@@ -104,6 +104,12 @@ class Output:
             self._lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in self._lines]
         if self._live:
             self._show()
+
+    @property
+    def aborts(self) -> list[str]:
+        """What gloo wrote as it aborted the rank."""
+        held_back = [line.decode(errors="replace") for line in self._lines]
+        return self._aborts + [line for line in held_back if line.startswith(_GLOO_ABORTS)]
 
     @property
     def newest(self) -> str:
@@ -137,7 +143,7 @@ class Output:
     def _show(self):
         lines = [_steady(line).decode(errors="replace") for line in self._lines]
         self._lines = []
-        self.aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
+        self._aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
         text = []
         for line in lines:
             if figure := figures.announced(line):

@@ -67,6 +67,12 @@ _SAME_KEYS = (
     "Every rank has to save its part of each sharded tensor, under the same key: do the ranks' state_dicts\n"
     "have the same keys?"
 )
+# What gloo says where a message comes that another call was to receive.
+_SIZE = "Received data size doesn't match expected size"
+_ANOTHERS = (
+    "What came does not match what this rank was to receive: a message was left out, or it took one that\n"
+    "was meant for a later recv."
+)
 _SAME_TIME = 0.05  # seconds within which nobody can say which rank failed first
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
 _ORPHANED = (
@@ -226,6 +232,8 @@ class _Story:
         lines += self._others(first.number)
         if _PLAN in own.text:
             lines.append(_SAME_KEYS)
+        if any(_SIZE in each for each in first.output.aborts):
+            lines.append(_ANOTHERS)
         error = report["type"] if kind == "exception" else None
         return self._failure(lines, first.number, kind, own.where, error)
 
@@ -256,11 +264,13 @@ class _Story:
 
     def _destroyed(self) -> RankFailure | None:
         """What there is to say of the first rank that did nothing more after destroy_process_group, if another one
-        has needed it."""
-        need = {n for n, each in self.states.items() if each.consequence or each.call}
+        has needed it in the world that it left."""
+        missed = {n for n, each in self.states.items() if each.consequence or each.call}
+        needed = {n: call.world for n in missed if (call := self.meetings.newest(n))}
         for rank in self.ranks:
             call = self.meetings.has_left(rank.number)
-            if call and not rank.failed and need - {rank.number}:
+            others = (world for number, world in needed.items() if number != rank.number)
+            if call and not rank.failed and call.world in others:
                 lines = [
                     f"rank {rank.number} called destroy_process_group while other ranks still communicated.",
                     *_quote(call.where),
