@@ -42,10 +42,8 @@ def redirect(pipe) -> None:
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     libc = ctypes.CDLL(None)
     for name in ("stdout", "__stdoutp"):  # Linux, macOS
-        try:
+        with contextlib.suppress(ValueError):  # the other system's name
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, 2, 0)  # 2: unbuffered
-        except ValueError:
-            pass  # the other system's name
 
 
 @contextlib.contextmanager

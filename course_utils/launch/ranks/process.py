@@ -134,15 +134,13 @@ class RankProcess(Rank):
             return False
 
     def activity(self) -> tuple[float, bool]:
-        if self._activity is None:
-            return 0.0, True
-        try:
-            times = self._activity.cpu_times()
-            # macOS calls every process running.
-            asleep = sys.platform != "linux" or self._activity.status() == psutil.STATUS_SLEEPING
-            return times.user + times.system, asleep
-        except psutil.Error:
-            return 0.0, True
+        with contextlib.suppress(psutil.Error):
+            if process := self._activity:
+                times = process.cpu_times()
+                # macOS calls every process running.
+                asleep = sys.platform != "linux" or process.status() == psutil.STATUS_SLEEPING
+                return times.user + times.system, asleep
+        return 0.0, True
 
     def handles_signals(self) -> bool:
         try:

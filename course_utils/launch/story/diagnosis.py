@@ -1,6 +1,5 @@
 """Who failed first and why: from what the ranks did to one message for a learner."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from course_utils.launch.story.calls import KEY, NEW_GROUP, NotedCall
 from course_utils.launch.story.failure import RankFailure
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.matching import Meetings
-from course_utils.launch.story.states import State, grouped, learners, names, signal_name
+from course_utils.launch.story.states import State, alike, grouped, learners, names, signal_name
 from course_utils.launch.story.states import states as states_of
 from course_utils.launch.story.view import START, Rank, note_calls
 
@@ -176,13 +175,12 @@ class _Story:
         parted = self.meetings.apart(calls)
         if not parted or all(call == calls.get(rank) for rank, (call, _) in parted.items()):
             return self._swallowed()
-        alike = defaultdict(list)
+        told = {}
         for rank, (call, absent) in parted.items():
             never = f" ({names(sorted(absent))} never called there)" if absent else ""
-            quote = "".join(_quote(call.where)).strip()
-            alike[f"{call.kind}, {quote}{never}"].append(rank)
+            told[rank] = f"{call.kind}, {''.join(_quote(call.where)).strip()}{never}"
         lines = ["Before, they made their calls at the same lines. The first that they did not:"]
-        lines += [f"  {names(ranks)}: {words}" for words, ranks in alike.items()]
+        lines += [f"  {names(ranks)}: {words}" for words, ranks in alike(told).items()]
         return lines + self._swallowed()
 
     def _swallowed(self):
@@ -254,11 +252,11 @@ class _Story:
         failed = [rank for rank in self.ranks if rank.failed]
         causes = [rank for rank in failed if not self.states[rank.number].consequence] or failed
         earliest = min(causes, key=lambda rank: rank.ended_at)
-        alike = str(self.states[earliest.number])
+        its = str(self.states[earliest.number])
 
         def as_early(rank):
             late = rank.ended_at - earliest.ended_at
-            return late < _SAME_TIME or str(self.states[rank.number]) == alike
+            return late < _SAME_TIME or str(self.states[rank.number]) == its
 
         return next(filter(as_early, causes))
 
@@ -343,12 +341,12 @@ class _Story:
             *_quotes(own.path),
             *self._others(first),
         ]
-        alike = defaultdict(list)
+        lacking = {}
         for number in living:
             call = self.states[number].call
             if call and (lacks := sorted(self.meetings.lacks(number, call) - {None})):
-                alike[str(call), names(lacks), call.where].append(number)
-        for (call, lacks, where), who in alike.items():
+                lacking[number] = str(call), names(lacks), call.where
+        for (call, lacks, where), who in alike(lacking).items():
             its = "Its newest call" if who == [first] else f"The newest call of {names(who)}"
             lines += [f"{its}, {call}, lacks {lacks}:", *_quote(where)]
         return self._missed({}, lines, first, "timeout", own.where)
@@ -360,10 +358,10 @@ class _Story:
             for sentence, each in grouped(rest)
         ]
         lines = [f"Meanwhile {'; '.join(told)}."] if told else []
-        texts = defaultdict(list)
-        for number, each in rest.items():
-            if each.text and not each.consequence and each.text != self.states[but].text:
-                texts[each.text].append(number)
+        own = {number: each.text for number, each in rest.items() if not each.consequence}
+        texts = alike(
+            {n: text for n, text in own.items() if text not in ("", self.states[but].text)}
+        )
         return lines + [f"  {names(who)}: {_shortened(text, 300)}" for text, who in texts.items()]
 
     def _failure(self, lines, rank, kind, where, error=None) -> RankFailure:
@@ -380,12 +378,10 @@ class _Story:
 
 def _each(calls: dict[int, NotedCall], words: Callable[[NotedCall], str]) -> list[str]:
     """What the ranks called, a line for those that called the same at the same line of the learner's."""
-    alike = defaultdict(list)
-    for rank, call in calls.items():
-        alike[words(call), call.where].append(rank)
+    told = alike({rank: (words(call), call.where) for rank, call in calls.items()})
     return [
         line
-        for (said, where), ranks in alike.items()
+        for (said, where), ranks in told.items()
         for line in (f"  {names(ranks)}: {said}", *_quote(where))
     ]
 
@@ -394,8 +390,8 @@ def _raised_first(made: dict[int, NotedCall]) -> int | None:
     """The rank that made its call in an except or finally block, if others did not: what it had raised is the cause
     of all that follows."""
     handling = [rank for rank, call in made.items() if call.handling]
-    alike = len({made[rank].handling.type for rank in handling}) == 1
-    return handling[0] if handling and not (alike and len(handling) == len(made) > 1) else None
+    same = len({made[rank].handling.type for rank in handling}) == 1
+    return handling[0] if handling and not (same and len(handling) == len(made) > 1) else None
 
 
 def _owed(call):
@@ -435,10 +431,10 @@ def _rule(meeting):
         return _SAME_SIZE
     if kinds == {NEW_GROUP}:
         return _ALL_GROUPS
-    alike = len({call.dtype for call in meeting}) == 1
-    if alike and kinds in ({"all_to_all_single"}, {"all_to_all"}):
+    same_type = len({call.dtype for call in meeting}) == 1
+    if same_type and kinds in ({"all_to_all_single"}, {"all_to_all"}):
         return _SAME_SPLITS
-    if not alike or len(set(map(str, meeting))) > 1:
+    if not same_type or len(set(map(str, meeting))) > 1:
         return _SAME_CALLS
     return _SAME_PARTS if all(call.splits for call in meeting) else _SAME_OPERATION
 

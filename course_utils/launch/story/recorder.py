@@ -207,14 +207,9 @@ class Recorder:
     def _write(self, kind, group, members=(), me=0, **more) -> int:
         """Adds a call to the record, as `calls.NotedCall` describes it; returns its number."""
         where, through = _way(sys._getframe(1))
-        note = {
-            "world": self._world_name,
-            "kind": kind,
-            "group": group,
-            "members": members,
-            "me": me,
-        }
-        note |= more | {"where": where, "through": through, "handling": _handled(sys.exception())}
+        note = {"world": self._world_name, "kind": kind, "group": group, "members": members}
+        note |= {"me": me, **more, "where": where, "through": through}
+        note["handling"] = _handled(sys.exception())
         key = tuple(note.values())
         if key not in self._descriptions:
             self._add(json.dumps({name: each for name, each in note.items() if each is not None}))

@@ -3,6 +3,7 @@
 import re
 import signal
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from course_utils.launch.story import frames, threads
@@ -82,12 +83,16 @@ def signal_name(number: int) -> str:
 def grouped(states: dict[int, State]) -> list[tuple[str, State]]:
     """Returns ("ranks 0 and 2 were waiting in barrier", their state) for each group of ranks that did the same at the
     same line."""
+    groups = alike({rank: str(each) for rank, each in states.items()}).values()
+    return [(_sentence(ranks, states[ranks[0]].words), states[ranks[0]]) for ranks in groups]
+
+
+def alike(told: dict[int, Hashable]) -> dict[Hashable, list[int]]:
+    """Returns the ranks of which the same is told, by what that is."""
     groups = defaultdict(list)
-    for rank, each in states.items():
-        groups[str(each)].append(rank)
-    return [
-        (_sentence(ranks, states[ranks[0]].words), states[ranks[0]]) for ranks in groups.values()
-    ]
+    for rank, each in told.items():
+        groups[each].append(rank)
+    return groups
 
 
 def learners(stack: list[tuple]) -> list[Frame]:
