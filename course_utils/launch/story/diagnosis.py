@@ -237,8 +237,8 @@ class _Story:
 
     def _crossed(self, number):
         """If what the rank raised came out of a collective call that had met those of other functions."""
-        call = self.meetings.newest(number)
-        if call is None or call.is_message or call.where != self.states[number].where:
+        call, where = self.meetings.newest(number), self.states[number].where
+        if call is None or call.is_message or where is None or call.where != where:
             return []
         met = self.meetings.met(number, call)
         if len({each.through for each in met.values()}) == 1:

@@ -3,15 +3,14 @@
 Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the process or, worst, adds up
 the wrong bytes (float32 against int32 runs through). PyTorch can check that itself (TORCH_DISTRIBUTED_DEBUG=DETAIL),
 but by messages of its own before each call, for which each rank waits: an asynchronous all-reduce no longer overlaps
-with anything (one whose partner came 0.2 s late held its caller for those 0.2 s), small calls take about three times
-as long, every timeline of the course would show the check, and in torch 2.14.1 the construction of
-DistributedDataParallel crashes under it. So a rank only notes what it is about to call; the kernel reads all notes
-when nothing moves, when a rank has failed, and at the end. A note takes microseconds, sends nothing and outlives the
-rank, because it is in a file.
+with anything, small calls take about three times as long, every timeline of the course would show the check, and in
+torch 2.14.1 the construction of DistributedDataParallel crashes under it. So a rank only notes what it is about to
+call, which takes microseconds and sends nothing; the kernel reads all notes when nothing moves, when a rank has failed,
+and at the end. They are in a file, which outlives the rank.
 
-A program makes many calls of few kinds. So a call is described once, and then counted by a line with the
-description's number: a record has no end and no horizon. The notes are taken where all calls pass (see `intercept`):
-also those that DistributedDataParallel makes from C++.
+A program makes many calls of few kinds. So a call is described once, and then counted by a line with the description's
+number: a record has no end and no horizon. The notes are taken where all calls pass (see `intercept`): also those that
+DistributedDataParallel makes from C++.
 """
 
 import contextlib
