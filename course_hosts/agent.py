@@ -105,7 +105,7 @@ class _HostedRanks:
         rank, kind = key.data
         if kind == "end":
             self._selector.unregister(key.fileobj)
-            rank.code = rank.process.wait()
+            rank.end(rank.process.wait())
             rest = [*self._bytes(rank, "output")[0], *self._bytes(rank, "message")[0]]
             return [*rest, ("end", rank.number, rank.code)]
         found, more = self._bytes(rank, kind)

@@ -268,7 +268,7 @@ class FarRank(Rank):
         if kind == "output":
             self.output.add(what)
         elif kind == "end":
-            self.code = what
+            self.end(what)
         else:
             self._received.add(what)
             with suppress(BlockingIOError):
@@ -280,7 +280,8 @@ class FarRank(Rank):
     def mark_lost(self, why: str) -> None:
         """Nobody knows of it any more."""
         if self.living:
-            self.lost, self.code = why, _LOST
+            self.lost = why
+            self.end(_LOST)
 
     def read_output(self) -> bool:
         if self is self.host.ranks[0]:

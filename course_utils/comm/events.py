@@ -25,8 +25,3 @@ def note(event: str, about: str) -> None:
             os.write(file, line.encode())
         finally:
             os.close(file)
-
-
-def noting() -> bool:
-    """Whether the environment asks for a log."""
-    return bool(os.environ.get("COURSE_LOG"))

@@ -183,12 +183,43 @@ def leaves_early(rank, guilty):
         dist.all_reduce(ones())
 
 
+@says("wait in init_process_group", "rank {guilty} finished without calling it")
+def makes_no_second_world(rank, guilty):
+    dist.destroy_process_group()
+    if rank != guilty:
+        dist.init_process_group("gloo")  # <- here
+
+
+@says("wait in all_reduce", "rank {guilty} finished")
+def makes_no_call_in_the_second_world(rank, guilty):
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    if rank != guilty:
+        dist.all_reduce(ones())  # <- here
+
+
+@says("rank {other} was killed by SIGABRT", "does not match what this rank was to receive")
+def leaves_another_message_to_who_takes_any(rank, guilty):
+    if rank == other(guilty):
+        dist.recv(ones(2))  # <- here
+        dist.recv(ones(300_000))
+    elif rank != guilty:
+        dist.send(ones(300_000), other(guilty))
+
+
 @says("rank {guilty} was running when the time was up", "all_reduce of float32 [1], lacks")
 def asks_again_and_again(rank, guilty):
     if rank == guilty:
         work = dist.all_reduce(ones(), async_op=True)
         while not work.is_completed():
             time.sleep(0.01)  # <- here
+
+
+@says("newest call of rank {guilty}, barrier, lacks", "was waiting in barrier")
+def meets_none_since_others_look_for_a_file(rank, guilty):
+    while rank != guilty and not os.path.exists("/nowhere/ready"):
+        time.sleep(0.01)
+    dist.barrier()  # <- here
 
 
 @says(
@@ -256,7 +287,13 @@ def is_not_called(rank, guilty):
 
 
 # what is said when half of the limit has passed, or all of it
-LONG = ("asks_again_and_again", "raises_in_the_thread_that_feeds_it", "is_not_called")
+LONG = (
+    "makes_no_second_world",
+    "asks_again_and_again",
+    "meets_none_since_others_look_for_a_file",
+    "raises_in_the_thread_that_feeds_it",
+    "is_not_called",
+)
 CASES = [(name, guilty) for name in TABLE for guilty in range(RANKS)]
 
 

@@ -205,6 +205,21 @@ def test_a_checkpoint_whose_parts_have_different_keys(guilty, tmp_path):
     assert "under the same key: do the ranks' state_dicts" in said
 
 
+def _saves_where_others_load(rank, guilty, folder):
+    weights = {"weight": torch.ones(3)}
+    dcp.save(weights, checkpoint_id=folder)
+    if rank == guilty:
+        dcp.save(weights, checkpoint_id=folder)  # <- here
+    dcp.load(weights, checkpoint_id=folder)
+
+
+@pytest.mark.parametrize("guilty", range(3))
+def test_a_checkpoint_that_one_rank_saves_and_others_load(guilty, tmp_path):
+    said = str(_failure(_saves_where_others_load, 3, guilty, str(tmp_path)))
+    assert "do not match" in said and "has to make the same collective calls" in said
+    assert "dcp.load(weights" in said and "# <- here" in said and f"rank {guilty}" in said
+
+
 # --- the traceback --------------------------------------------------------------------------------
 
 

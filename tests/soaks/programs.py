@@ -190,7 +190,8 @@ def at_a_call(rng, block, g):
         kind, (new, says, seen) = rng.choice([*DEATHS.items()])
         mistake = Mistake(kind, g, says, says[0], unseen=not seen, exact=seen)
     elif kind == "return":
-        new, mistake = "return out", Mistake("returns", g, [MISSED])
+        loops = any("while not" in line for line in block.lines[i:])  # the others' own
+        new, mistake = "return out", Mistake("returns", g, [MISSED], loops=loops)
     elif kind == "busy":
         new, mistake = "pass", Mistake("loops for ever", g, ["."], loops=True)
     else:

@@ -146,7 +146,7 @@ def run(seed, broken, rules=None):
 
 
 def table(outcomes, broken):
-    """The figures of a run, and a line for each program that is not fully right."""
+    """The figures of a run, and a line for each program that is late or not fully right."""
     seconds = sorted(o.seconds for o in outcomes)
     count = len(outcomes)
     yield f"{count} programs, {sum(not o.wrong for o in outcomes)} fully right"
@@ -163,8 +163,9 @@ def table(outcomes, broken):
         f"{sum(o.loops for o in late)} that loop in their own code"
     )
     for o in sorted(outcomes, key=lambda o: o.seed):
-        if o.wrong:
-            why = "; ".join(f"{what}: {text}" for what, text in o.wrong.items())
+        unduly_late = o.late and not o.loops
+        if o.wrong or unduly_late:
+            why = "; ".join(f"{what}: {text}" for what, text in o.wrong.items()) or "late"
             yield f"  {o.seed:5} {o.name:28} {o.seconds:5.1f} s  {why}"
 
 

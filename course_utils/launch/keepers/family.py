@@ -1,10 +1,9 @@
 """Processes below others, and what they leave behind.
 
-A descendant of a rank can leave its group and its session, and its parent can die. On Linux both
-are answered by subreapers: an orphan becomes the child of the nearest ancestor that has asked for
-orphans. Each rank asks, so what it starts stays below it as long as it lives; the fork server
-asks, so what a dead rank has left becomes its child. No cgroup is needed, which an ordinary user
-may not make, and no scan of all processes, which misses orphans.
+A descendant of a rank can leave its group and its session, and its parent can die. On Linux both are answered by
+subreapers: an orphan becomes the child of the nearest ancestor that has asked for orphans. Each rank asks, so what it
+starts stays below it as long as it lives; the fork server asks, so what a dead rank has left becomes its child. No
+cgroup is needed, which an ordinary user may not make, and no scan of all processes, which misses orphans.
 """
 
 import ctypes

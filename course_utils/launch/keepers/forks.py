@@ -1,10 +1,9 @@
 """The fork server itself: it forks ranks, tells of their ends, and ends what they leave behind.
 
-A request is the number of a rank, and with it come four open files: its channel, its output, its stacks,
-and the pipe for the answers: its process id, or an OSError, and when it has ended, its exit code. By
-then nothing lives that it has left. Requests come through a socket whose other end the kernel holds
-(server.py). When that is closed, all below this process ends, and then the process itself, which needs
-neither the kernel nor its janitor, nor any Python in a rank.
+A request is the number of a rank, and with it come four open files: its channel, its output, its stacks, and the pipe
+for the answers: its process id, or an OSError, and when it has ended, its exit code. By then nothing lives that it has
+left. Requests come through a socket whose other end the kernel holds (server.py). When that is closed, all below this
+process ends, and then the process itself, which needs neither the kernel nor its janitor, nor any Python in a rank.
 """
 
 import contextlib
@@ -24,9 +23,8 @@ from course_utils.launch.keepers import family
 
 BYTES = 4  # of a request, the lowest first
 _RANK = "course_utils.launch.ranks.rank"
-# What ranks import sooner or later, as it is known here and by others (`course_utils.preloaded`, functions
-# that return names of modules). An optimizer imports the compiler when it is first used; a module that
-# is missing is skipped.
+# What ranks import sooner or later, as it is known here and by others (`course_utils.preloaded`, functions that return
+# names of modules). An optimizer imports the compiler when it is first used; a module that is missing is skipped.
 _PRELOADED = [
     _RANK,
     private.COMPILER,

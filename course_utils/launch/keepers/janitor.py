@@ -1,9 +1,8 @@
 """Ends ranks and jobs, and removes folders, when the kernel itself is killed.
 
-`launch` cleans up after itself in every case but one: when its own process is killed, nothing
-of it runs any more. The ranks cannot see to it either, because a rank may sit in C code that
-holds Python's lock. So a small process of its own, which imports nothing big, holds the list of
-what has to go, and acts when the kernel's end of its pipe closes.
+`launch` cleans up after itself in every case but one: when its own process is killed, nothing of it runs any more. The
+ranks cannot see to it either, because a rank may sit in C code that holds Python's lock. So a small process of its own,
+which imports nothing big, holds the list of what has to go, and acts when the kernel's end of its pipe closes.
 
 This file is run as that program, and imported by the kernel for `janitor`, its remote control.
 """
@@ -117,9 +116,8 @@ class Janitor:
             start_new_session=True,  # an interrupt from the terminal is not for the janitor
         )
         atexit.register(self._stop, self._process)
-        for what, which in list(
-            self._held
-        ):  # the end of ranks, by a garbage collection, may come here
+        # A copy: the end of ranks, by a garbage collection, may come here.
+        for what, which in list(self._held):
             self._write("keep", what, which)
 
     def _write(self, *words):

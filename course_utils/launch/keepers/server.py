@@ -39,9 +39,8 @@ _used = time.monotonic()  # when the last one ended
 
 
 def preload() -> None:
-    """Where cells are executed, starts the fork server in the background: it imports torch while the
-    learner reads. Any other process, such as a program or a rank, may never call launch: there the
-    first call starts it."""
+    """Where cells are executed, starts the fork server in the background: it imports torch while the learner reads. Any
+    other process, such as a program or a rank, may never call launch: there the first call starts it."""
     ipython = sys.modules.get("IPython")
     if ipython and ipython.get_ipython():
         threading.Thread(target=_keep, name="preload", daemon=True).start()
@@ -96,9 +95,8 @@ def ensure_running(begin: Callable | None = None) -> "_Server":
 
 
 def fork_from_here() -> None:
-    """Starts the fork server as a fork of this process, which has imported all that it needs, and
-    nothing that ranks must not see: milliseconds instead of seconds. Should it die, the next one
-    is started as usual."""
+    """Starts the fork server as a fork of this process, which has imported all that it needs, and nothing that ranks
+    must not see: milliseconds instead of seconds. Should it die, the next one is started as usual."""
     ensure_running(_fork)
 
 

@@ -34,11 +34,10 @@ def of_ranks(args: tuple, kwargs: dict, nprocs: int) -> list[tuple[tuple, dict]]
     def part(value, rank):
         return value.parts[rank] if isinstance(value, OwnPart) else value
 
-    def own(rank):
-        named = {name: part(value, rank) for name, value in kwargs.items()}
-        return tuple(part(value, rank) for value in args), named
-
-    return list(map(own, range(nprocs)))
+    return [
+        (tuple(part(v, rank) for v in args), {name: part(v, rank) for name, v in kwargs.items()})
+        for rank in range(nprocs)
+    ]
 
 
 def check_call(fn, args: tuple, kwargs: dict, own: dict) -> None:

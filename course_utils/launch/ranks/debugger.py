@@ -21,8 +21,7 @@ _cell = None  # where there is a debugger
 
 
 def install(channel) -> None:
-    """From now on breakpoint, pdb.set_trace and dist.breakpoint stop the rank; without a channel they
-    raise."""
+    """From now on breakpoint, pdb.set_trace and dist.breakpoint stop the rank; without a channel they raise."""
     global _cell
     _cell = channel and _Cell(channel)
     sys.breakpointhook = pdb.set_trace = _stop

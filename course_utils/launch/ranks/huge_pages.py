@@ -1,8 +1,7 @@
 """The memory of a process from which others are forked, in pages of 2 MB instead of 4 kB.
 
-A fork copies the table of the parent's pages, and an end takes the copy down. For the 400 MB of the
-fork server that is most of what starting and ending a rank costs. A process that writes to a large
-page still gets 4 kB of its own.
+A fork copies the table of the parent's pages, and an end takes the copy down. For the 400 MB of the fork server that is
+most of what starting and ending a rank costs. A process that writes to a large page still gets 4 kB of its own.
 """
 
 import ctypes

@@ -34,39 +34,37 @@ def launch(
 ) -> list:
     """Runs fn(rank, *args, **kwargs) in `nprocs` fresh processes that form a process group.
 
-    fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
-    tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL; with fewer
-    they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print
-    appears marked with their number, and so do the figures that they show. JupyterLab and a terminal
-    also show what each rank's newest line is meanwhile, and after 3 s who is ready and has called what.
+    fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank; tensors come back on the
+    CPU. With at least `nprocs` GPUs each rank has one, and NCCL; with fewer they share them, where NCCL can; otherwise
+    ranks run on the CPU with gloo. What ranks print appears marked with their number, and so do the figures that they
+    show. JupyterLab and a terminal also show what each rank's newest line is meanwhile, and after 3 s who is ready and
+    has called what.
 
     timeout, rules, backend and debug are launch's own; any other keyword is passed to fn.
 
-    rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
-    its words. Left out, the environment's COURSE_RULES counts.
+    rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in its words. Left
+    out, the environment's COURSE_RULES counts.
 
-    backend="gloo" is for programs about gloo itself, its words and what it refuses: all ranks run on
-    the CPU with gloo, whatever GPUs there are and whatever COURSE_RULES says.
+    backend="gloo" is for programs about gloo itself, its words and what it refuses: all ranks run on the CPU with gloo,
+    whatever GPUs there are and whatever COURSE_RULES says.
 
-    debug=True holds a rank that raises, or that calls breakpoint(), and pdb talks through the cell: one
-    rank at a time, with the rank's number in its prompt. The others wait as long as that takes. `c`, or
-    `q`, lets it go.
+    debug=True holds a rank that raises, or that calls breakpoint(), and pdb talks through the cell: one rank at a time,
+    with the rank's number in its prompt. The others wait as long as that takes. `c`, or `q`, lets it go.
 
     Each rank of each launch begins with a random state of its own (torch, numpy, random), as under
     torchrun: ranks that have to draw the same numbers call torch.manual_seed.
 
-    A script for torchrun runs in a rank as it is: its own init_process_group takes over the group, and
-    RANK, WORLD_SIZE, MASTER_ADDR and the like are set.
+    A script for torchrun runs in a rank as it is: its own init_process_group takes over the group, and RANK,
+    WORLD_SIZE, MASTER_ADDR and the like are set.
 
-    Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy
-    `timeout` seconds after all have begun, when collective calls do not match or lack their partner, or
-    when something cannot be pickled; TypeError or ValueError for arguments that make no sense; OSError
-    when the temporary folder cannot be written. A failure's traceback(rank) and locals(rank) tell more
-    than its message; in the next cell it is sys.last_value. The stop button and Ctrl-C end the ranks, too.
+    Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy `timeout` seconds after all
+    have begun, when collective calls do not match or lack their partner, or when something cannot be pickled; TypeError
+    or ValueError for arguments that make no sense; OSError when the temporary folder cannot be written. A failure's
+    traceback(rank) and locals(rank) tell more than its message; in the next cell it is sys.last_value. The stop button
+    and Ctrl-C end the ranks, too.
 
-    Without a `timeout` ranks may stand still for a minute: none makes a call, and not all that are left compute.
-    Those that go on have ten minutes. Time in which a busy machine had no processor for them, or was
-    asleep, does not count.
+    Without a `timeout` ranks may stand still for a minute: none makes a call, and not all that are left compute. Those
+    that go on have ten minutes. Time in which a busy machine had no processor for them, or was asleep, does not count.
     """
     options = {"timeout": timeout, "rules": rules, "backend": backend, "debug": debug}
     arguments.check_call(fn, args, kwargs, options)

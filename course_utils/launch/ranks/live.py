@@ -1,8 +1,7 @@
 """What a person sees of a launch while it goes on, and of which nothing is left at its end.
 
-The newest line of each rank, of a progress bar what stands there now, and after some seconds a line
-that counts. What is stored of a cell, and what a file or a pipe gets, is what `output` writes only,
-so that it is the same in every run.
+The newest line of each rank, of a progress bar what stands there now, and after some seconds a line that counts. What
+is stored of a cell, and what a file or a pipe gets, is what `output` writes only, so that it is the same in every run.
 """
 
 import contextlib
@@ -67,13 +66,12 @@ class View:
         still = [rank for rank, made in near.items() if self._made.get(rank) == made]
         self._made = near
         self._meetings.update()
-        groups = {}
+        told = {}
         for rank in still:
             newest = self._meetings.newest(rank.number)
             if rank.finished or newest != self._earlier[rank]:
-                what = "finished" if rank.finished else f"last called {newest.kind}"
-                groups.setdefault(what, []).append(rank.number)
-        for what, numbers in groups.items():
+                told[rank.number] = "finished" if rank.finished else f"last called {newest.kind}"
+        for what, numbers in states.alike(told).items():
             yield f"{states.names(numbers)} {what}"
 
 

@@ -1,9 +1,8 @@
 """What the ranks print, in an order that is the same in every run.
 
-Each rank's file descriptors 1 and 2 lead into a pipe of its own, so nothing is lost: what C code
-writes, what a rank writes just before it dies, half a line. Rank 0's lines appear as they come;
-the others' follow in rank order when the call ends. `live` shows a person who watches the newest
-line of each before.
+Each rank's file descriptors 1 and 2 lead into a pipe of its own, so nothing is lost: what C code writes, what a rank
+writes just before it dies, half a line. Rank 0's lines appear as they come; the others' follow in rank order when the
+call ends. `live` shows a person who watches the newest line of each before.
 """
 
 import contextlib
@@ -43,10 +42,8 @@ def redirect(pipe) -> None:
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     libc = ctypes.CDLL(None)
     for name in ("stdout", "__stdoutp"):  # Linux, macOS
-        try:
+        with contextlib.suppress(ValueError):  # the other system's name
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, 2, 0)  # 2: unbuffered
-        except ValueError:
-            pass  # the other system's name
 
 
 @contextlib.contextmanager
@@ -81,7 +78,7 @@ class Output:
         self._lines = []  # complete lines that have not been shown
         self._end = bytearray()  # what came after the room for the start was full
         self._left_out = 0
-        self.aborts = []  # what gloo wrote as it aborted the rank
+        self._aborts = []
         self.before_writing = lambda: None
 
     def flow(self) -> None:
@@ -105,6 +102,12 @@ class Output:
             self._lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in self._lines]
         if self._live:
             self._show()
+
+    @property
+    def aborts(self) -> list[str]:
+        """What gloo wrote as it aborted the rank."""
+        held_back = [line.decode(errors="replace") for line in self._lines]
+        return self._aborts + [line for line in held_back if line.startswith(_GLOO_ABORTS)]
 
     @property
     def newest(self) -> str:
@@ -138,7 +141,7 @@ class Output:
     def _show(self):
         lines = [_steady(line).decode(errors="replace") for line in self._lines]
         self._lines = []
-        self.aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
+        self._aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
         text = []
         for line in lines:
             if figure := figures.announced(line):

@@ -122,7 +122,7 @@ class RankProcess(Rank):
         """Takes note of the rank's death."""
         while self.read_message() and self.report is None and self._pending():
             pass
-        self.code = self.process.wait()
+        self.end(self.process.wait())
         self.handle.close()
         note("died", f"rank {self.number}, exit code {self.code}")
         return False
@@ -134,15 +134,13 @@ class RankProcess(Rank):
             return False
 
     def activity(self) -> tuple[float, bool]:
-        if self._activity is None:
-            return 0.0, True
-        try:
-            times = self._activity.cpu_times()
-            # macOS calls every process running.
-            asleep = sys.platform != "linux" or self._activity.status() == psutil.STATUS_SLEEPING
-            return times.user + times.system, asleep
-        except psutil.Error:
-            return 0.0, True
+        with contextlib.suppress(psutil.Error):
+            if process := self._activity:
+                times = process.cpu_times()
+                # macOS calls every process running.
+                asleep = sys.platform != "linux" or process.status() == psutil.STATUS_SLEEPING
+                return times.user + times.system, asleep
+        return 0.0, True
 
     def handles_signals(self) -> bool:
         try:

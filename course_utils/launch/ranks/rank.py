@@ -8,7 +8,6 @@ import builtins
 import collections
 import ctypes
 import functools
-import itertools
 import linecache
 import logging
 import multiprocessing
@@ -25,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from course_utils import hardware
-from course_utils.comm import events, host_waits, intercept, private
+from course_utils.comm import host_waits, intercept, private
+from course_utils.comm.events import note
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family, sockets
 from course_utils.launch.ranks import arguments, debugger, figures, output, packing, report, script
@@ -165,9 +165,7 @@ def _begin(job, rank):
     draw(int.from_bytes(os.urandom(8)) >> 1)
     numpy.random.seed(list(os.urandom(16)))
     random.seed()
-    events.note("joined", f"rank {rank}")
-    if events.noting():
-        _note_first_call(rank)
+    note("joined", f"rank {rank}")
 
 
 def _begin_again():
@@ -185,17 +183,6 @@ def _from_the_function(error):
             return at
         at = at.__context__
     return error
-
-
-def _note_first_call(rank):
-    calls = itertools.count()
-
-    def on_call(name, _):
-        if next(calls) == 0:
-            file, line, _ = place() or ("?", 0, None)
-            events.note("called", f"rank {rank}, c10d::{name}, {os.path.basename(file)}:{line}")
-
-    intercept.listen(on_call)
 
 
 def _silencer():
@@ -239,7 +226,7 @@ def _join_group(job, rank):
 
 def _expect_group(job, rank):
     """The rank's function is a script, which makes its world itself, or none."""
-    recorder, place = _recorder_of(job, rank), {"rank": rank, "world_size": job["nprocs"]}
+    recorder, numbers = _recorder_of(job, rank), {"rank": rank, "world_size": job["nprocs"]}
 
     def made():
         if dist.get_backend() == "nccl":
@@ -247,7 +234,7 @@ def _expect_group(job, rank):
         _put_on_record(recorder)
 
     _set_debug_level()
-    script.expect(_store(job), place, job["patience"], recorder, made)
+    script.expect(_store(job), numbers, job["patience"], recorder, made)
 
 
 def _recorder_of(job, rank):

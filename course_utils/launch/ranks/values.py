@@ -53,11 +53,11 @@ class _Short(reprlib.Repr):
 
     def repr_instance(self, value, level):
         if isinstance(value, torch.Tensor):
-            return self.repr_Tensor(value, level)
+            return self._tensor(value)
         plain = self._idle or isinstance(value, _PLAIN)
         return repr(value) if plain else f"<{type(value).__name__}>"
 
-    def repr_Tensor(self, tensor, level):  # reprlib looks for the name of the type
+    def _tensor(self, tensor):
         kind = "" if type(tensor) is torch.Tensor else f"{type(tensor).__name__}, "
         about = [f"{kind}{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"]
         if tensor.device.type != "cpu":
@@ -69,8 +69,6 @@ class _Short(reprlib.Repr):
             with contextlib.suppress(Exception):  # sparse, meta, float8: not all can do all
                 about.append(_values(tensor.detach()))
         return ", ".join(about)
-
-    repr_Parameter = repr_Tensor
 
 
 def _values(tensor):

@@ -1,6 +1,6 @@
 """Who failed first and why: from what the ranks did to one message for a learner."""
 
-from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from course_utils.comm import private
@@ -9,7 +9,7 @@ from course_utils.launch.story.calls import KEY, NEW_GROUP, NotedCall
 from course_utils.launch.story.failure import RankFailure
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.matching import Meetings
-from course_utils.launch.story.states import State, grouped, learners, names, signal_name
+from course_utils.launch.story.states import State, alike, grouped, learners, names, signal_name
 from course_utils.launch.story.states import states as states_of
 from course_utils.launch.story.view import START, Rank, note_calls
 
@@ -66,12 +66,22 @@ _SAME_KEYS = (
     "Every rank has to save its part of each sharded tensor, under the same key: do the ranks' state_dicts\n"
     "have the same keys?"
 )
+# What gloo says where a message comes that another call was to receive.
+_SIZE = "Received data size doesn't match expected size"
+_ANOTHERS = (
+    "What came does not match what this rank was to receive: a message was left out, or it took one that\n"
+    "was meant for a later recv."
+)
 _SAME_TIME = 0.05  # seconds within which nobody can say which rank failed first
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
 _ORPHANED = (
     "the process from which all ranks are started was killed, and the ranks ended with it.\n"
     "The system does this when memory runs out. Run the cell again; a new one has been started."
 )
+_PICKLE = {
+    "unpack": "could not rebuild the function or its arguments.",
+    "receive": "returned a value that could not be rebuilt in the notebook.",
+}
 _SIGNALS = {
     "SIGKILL": "ended from outside; the system does this when memory runs out",
     "SIGSEGV": "it used memory that is not its own",
@@ -136,13 +146,12 @@ class _Story:
         )
         in_detail = len(kinds) == 1 and (uneven or len({call.operation for call in made}) > 1)
         types = {call.dtype for call in made}
-        alike = defaultdict(list)
-        for rank, call in meeting.items():
+
+        def told(call):
             of = f", of {call.dtype}" if in_detail and len(types) > 1 else ""
-            alike[call.in_words(in_detail) + of, call.where].append(rank)
-        lines = ["the ranks' calls do not match."]
-        for (words, where), numbers in alike.items():
-            lines += [f"  {names(numbers)}: {words}", *_quote(where)]
+            return call.in_words(in_detail) + of
+
+        lines = ["the ranks' calls do not match.", *_each(meeting, told)]
         lines += [*self._apart(meeting), _rule(made)]
         if {call.through for call in made} > {"forward"}:
             lines.append(_ALONE)
@@ -166,13 +175,12 @@ class _Story:
         parted = self.meetings.apart(calls)
         if not parted or all(call == calls.get(rank) for rank, (call, _) in parted.items()):
             return self._swallowed()
-        alike = defaultdict(list)
+        told = {}
         for rank, (call, absent) in parted.items():
             never = f" ({names(sorted(absent))} never called there)" if absent else ""
-            quote = "".join(_quote(call.where)).strip()
-            alike[f"{call.kind}, {quote}{never}"].append(rank)
+            told[rank] = f"{call.kind}, {''.join(_quote(call.where)).strip()}{never}"
         lines = ["Before, they made their calls at the same lines. The first that they did not:"]
-        lines += [f"  {names(ranks)}: {words}" for words, ranks in alike.items()]
+        lines += [f"  {names(ranks)}: {words}" for words, ranks in alike(told).items()]
         return lines + self._swallowed()
 
     def _swallowed(self):
@@ -218,11 +226,25 @@ class _Story:
         kind = report.get("kind", ended)
         own = self.states[first.number]
         lines = [f"rank {first.number} {_headline(first, kind, own)}", *_quotes(own.path)]
-        lines += [*_members(report), *_causes(report), *self._others(first.number)]
+        lines += [*_members(report), *_causes(report), *self._crossed(first.number)]
+        lines += self._others(first.number)
         if _PLAN in own.text:
             lines.append(_SAME_KEYS)
+        if any(_SIZE in each for each in first.output.aborts):
+            lines.append(_ANOTHERS)
         error = report["type"] if kind == "exception" else None
         return self._failure(lines, first.number, kind, own.where, error)
+
+    def _crossed(self, number):
+        """If what the rank raised came out of a collective call that had met those of other functions."""
+        call, where = self.meetings.newest(number), self.states[number].where
+        if call is None or call.is_message or where is None or call.where != where:
+            return []
+        met = self.meetings.met(number, call)
+        if len({each.through for each in met.values()}) == 1:
+            return []
+        told = _each(met, lambda each: each.through or each.kind)
+        return ["Before that it met the others in calls that do not match:", *told, _SAME_CALLS]
 
     def _first(self):
         """Of the ranks that failed by themselves the first in time; of those that failed alike, or at about the same
@@ -230,18 +252,23 @@ class _Story:
         failed = [rank for rank in self.ranks if rank.failed]
         causes = [rank for rank in failed if not self.states[rank.number].consequence] or failed
         earliest = min(causes, key=lambda rank: rank.ended_at)
-        alike = str(self.states[earliest.number])
+        its = str(self.states[earliest.number])
 
         def as_early(rank):
             late = rank.ended_at - earliest.ended_at
-            return late < _SAME_TIME or str(self.states[rank.number]) == alike
+            return late < _SAME_TIME or str(self.states[rank.number]) == its
 
         return next(filter(as_early, causes))
 
     def _destroyed(self) -> RankFailure | None:
-        """What there is to say of the first rank that did nothing more after destroy_process_group."""
+        """What there is to say of the first rank that did nothing more after destroy_process_group, if another one
+        has needed it in the world that it left."""
+        missed = {n for n, each in self.states.items() if each.consequence or each.call}
+        needed = {n: call.world for n in missed if (call := self.meetings.newest(n))}
         for rank in self.ranks:
-            if (call := self.meetings.has_left(rank.number)) and not rank.failed:
+            call = self.meetings.has_left(rank.number)
+            others = (world for number, world in needed.items() if number != rank.number)
+            if call and not rank.failed and call.world in others:
                 lines = [
                     f"rank {rank.number} called destroy_process_group while other ranks still communicated.",
                     *_quote(call.where),
@@ -288,8 +315,8 @@ class _Story:
     def _dropped(self, made):
         """Messages that were sent and do not come: gloo forgets one whose Work nobody keeps."""
         for rank, call in made.items():
-            met = call.kind == "recv" and not self.meetings.lacks(rank, call)
-            if met and (sent := self.meetings.send_of(call)):
+            sent = self.meetings.met(rank, call).get(call.peer)
+            if sent and call.kind == "recv":
                 return [_DROPPED.format(rank=call.peer), *_quote(sent.where)]
         return []
 
@@ -314,11 +341,14 @@ class _Story:
             *_quotes(own.path),
             *self._others(first),
         ]
-        for number in running:
+        lacking = {}
+        for number in living:
             call = self.states[number].call
             if call and (lacks := sorted(self.meetings.lacks(number, call) - {None})):
-                its = "Its newest call" if number == first else f"The newest call of rank {number}"
-                lines += [f"{its}, {call}, lacks {names(lacks)}:", *_quote(call.where)]
+                lacking[number] = str(call), names(lacks), call.where
+        for (call, lacks, where), who in alike(lacking).items():
+            its = "Its newest call" if who == [first] else f"The newest call of {names(who)}"
+            lines += [f"{its}, {call}, lacks {lacks}:", *_quote(where)]
         return self._missed({}, lines, first, "timeout", own.where)
 
     def _others(self, but):
@@ -328,10 +358,10 @@ class _Story:
             for sentence, each in grouped(rest)
         ]
         lines = [f"Meanwhile {'; '.join(told)}."] if told else []
-        texts = defaultdict(list)
-        for number, each in rest.items():
-            if each.text and not each.consequence and each.text != self.states[but].text:
-                texts[each.text].append(number)
+        own = {number: each.text for number, each in rest.items() if not each.consequence}
+        texts = alike(
+            {n: text for n, text in own.items() if text not in ("", self.states[but].text)}
+        )
         return lines + [f"  {names(who)}: {_shortened(text, 300)}" for text, who in texts.items()]
 
     def _failure(self, lines, rank, kind, where, error=None) -> RankFailure:
@@ -342,17 +372,26 @@ class _Story:
             line=where.line if where else None,
             error=error,
             ranks=[str(each) for each in self.states.values()],
-            tracebacks=[each.traceback for each in self.states.values()],
-            variables=[each.locals for each in self.states.values()],
+            details=[(each.traceback, each.locals) for each in self.states.values()],
         )
+
+
+def _each(calls: dict[int, NotedCall], words: Callable[[NotedCall], str]) -> list[str]:
+    """What the ranks called, a line for those that called the same at the same line of the learner's."""
+    told = alike({rank: (words(call), call.where) for rank, call in calls.items()})
+    return [
+        line
+        for (said, where), ranks in told.items()
+        for line in (f"  {names(ranks)}: {said}", *_quote(where))
+    ]
 
 
 def _raised_first(made: dict[int, NotedCall]) -> int | None:
     """The rank that made its call in an except or finally block, if others did not: what it had raised is the cause
     of all that follows."""
     handling = [rank for rank, call in made.items() if call.handling]
-    alike = len({made[rank].handling.type for rank in handling}) == 1
-    return handling[0] if handling and not (alike and len(handling) == len(made) > 1) else None
+    same = len({made[rank].handling.type for rank in handling}) == 1
+    return handling[0] if handling and not (same and len(handling) == len(made) > 1) else None
 
 
 def _owed(call):
@@ -392,10 +431,10 @@ def _rule(meeting):
         return _SAME_SIZE
     if kinds == {NEW_GROUP}:
         return _ALL_GROUPS
-    alike = len({call.dtype for call in meeting}) == 1
-    if alike and kinds in ({"all_to_all_single"}, {"all_to_all"}):
+    same_type = len({call.dtype for call in meeting}) == 1
+    if same_type and kinds in ({"all_to_all_single"}, {"all_to_all"}):
         return _SAME_SPLITS
-    if not alike or len(set(map(str, meeting))) > 1:
+    if not same_type or len(set(map(str, meeting))) > 1:
         return _SAME_CALLS
     return _SAME_PARTS if all(call.splits for call in meeting) else _SAME_OPERATION
 
@@ -412,11 +451,7 @@ def _headline(rank, kind, own):
     if kind == "exception":
         return f"raised {text}"
     what = rank.report["what"]
-    if what == "unpack":
-        return f"could not rebuild the function or its arguments.\n  {text}"
-    if what == "receive":
-        return f"returned a value that could not be rebuilt in the notebook.\n  {text}"
-    return f"returned what cannot be pickled: {what}.\n  {text}"
+    return f"{_PICKLE.get(what, f'returned what cannot be pickled: {what}.')}\n  {text}"
 
 
 def _quotes(path: list[Frame]) -> list[str]:

@@ -210,14 +210,16 @@ class Meetings:
         """Whether one of these ranks has called anything at the line of a call."""
         return bool(ranks & self._there[call.where])
 
-    def send_of(self, call: NotedCall) -> NotedCall | None:
-        """The send that a recv has met."""
-        for rank in self._in_world(call, [call.peer]) - {None}:
-            for sent in self._recent[rank]:
-                at = _stream(rank, sent), sent.index
-                if sent.kind == "send" and at == (_stream(rank, call), call.index):
-                    return self._in_launch(sent)
-        return None
+    def met(self, rank: int, call: NotedCall) -> dict[int, NotedCall]:
+        """A recent call of `rank`, and those that have met it, by rank."""
+        call = self._numbered(rank, call.number)
+        at = call and (_stream(rank, call), call.index)
+        return {
+            other: self._in_launch(its)
+            for other, recent in enumerate(self._recent)
+            for its in recent
+            if (_stream(other, its), its.index) == at
+        }
 
     def newest(self, rank: int) -> NotedCall | None:
         """The newest call of a rank, but for those that leave a group."""

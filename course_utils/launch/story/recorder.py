@@ -3,15 +3,14 @@
 Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the process or, worst, adds up
 the wrong bytes (float32 against int32 runs through). PyTorch can check that itself (TORCH_DISTRIBUTED_DEBUG=DETAIL),
 but by messages of its own before each call, for which each rank waits: an asynchronous all-reduce no longer overlaps
-with anything (one whose partner came 0.2 s late held its caller for those 0.2 s), small calls take about three times
-as long, every timeline of the course would show the check, and in torch 2.14.1 the construction of
-DistributedDataParallel crashes under it. So a rank only notes what it is about to call; the kernel reads all notes
-when nothing moves, when a rank has failed, and at the end. A note takes microseconds, sends nothing and outlives the
-rank, because it is in a file.
+with anything, small calls take about three times as long, every timeline of the course would show the check, and in
+torch 2.14.1 the construction of DistributedDataParallel crashes under it. So a rank only notes what it is about to
+call, which takes microseconds and sends nothing; the kernel reads all notes when nothing moves, when a rank has failed,
+and at the end. They are in a file, which outlives the rank.
 
-A program makes many calls of few kinds. So a call is described once, and then counted by a line with the
-description's number: a record has no end and no horizon. The notes are taken where all calls pass (see `intercept`):
-also those that DistributedDataParallel makes from C++.
+A program makes many calls of few kinds. So a call is described once, and then counted by a line with the description's
+number: a record has no end and no horizon. The notes are taken where all calls pass (see `intercept`): also those that
+DistributedDataParallel makes from C++.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from concurrent import futures
 
 import torch.distributed as dist
 
-from course_utils.comm import intercept, private
+from course_utils.comm import events, intercept, private
 from course_utils.comm.collectives import OPERATORS, Operator, tensors_in
 from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, WORLD, give_up
 from course_utils.launch.story.frames import is_own, passes_through
@@ -207,19 +206,18 @@ class Recorder:
     def _write(self, kind, group, members=(), me=0, **more) -> int:
         """Adds a call to the record, as `calls.NotedCall` describes it; returns its number."""
         where, through = _way(sys._getframe(1))
-        note = {
-            "world": self._world_name,
-            "kind": kind,
-            "group": group,
-            "members": members,
-            "me": me,
-        }
-        note |= more | {"where": where, "through": through, "handling": _handled(sys.exception())}
+        note = {"world": self._world_name, "kind": kind, "group": group, "members": members}
+        note |= {"me": me, **more, "where": where, "through": through}
+        note["handling"] = _handled(sys.exception())
         key = tuple(note.values())
         if key not in self._descriptions:
             self._add(json.dumps({name: each for name, each in note.items() if each is not None}))
             self._descriptions[key] = len(self._descriptions)
         self._add(str(self._descriptions[key]))
+        if not self._calls:
+            file, line, _ = where or ("?", 0, "")
+            about = f"rank {os.environ.get('RANK')}, {kind}, {os.path.basename(file)}:{line}"
+            events.note("called", about)
         self._calls += 1
         return self._calls - 1
 

@@ -3,6 +3,7 @@
 import re
 import signal
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from course_utils.launch.story import frames, threads
@@ -82,12 +83,16 @@ def signal_name(number: int) -> str:
 def grouped(states: dict[int, State]) -> list[tuple[str, State]]:
     """Returns ("ranks 0 and 2 were waiting in barrier", their state) for each group of ranks that did the same at the
     same line."""
+    groups = alike({rank: str(each) for rank, each in states.items()}).values()
+    return [(_sentence(ranks, states[ranks[0]].words), states[ranks[0]]) for ranks in groups]
+
+
+def alike(told: dict[int, Hashable]) -> dict[Hashable, list[int]]:
+    """Returns the ranks of which the same is told, by what that is."""
     groups = defaultdict(list)
-    for rank, each in states.items():
-        groups[str(each)].append(rank)
-    return [
-        (_sentence(ranks, states[ranks[0]].words), states[ranks[0]]) for ranks in groups.values()
-    ]
+    for rank, each in told.items():
+        groups[each].append(rank)
+    return groups
 
 
 def learners(stack: list[tuple]) -> list[Frame]:
@@ -133,7 +138,9 @@ def _dead(rank):
 
 
 def _living(rank, meetings, stacks, at_socket):
-    call, lacking = meetings.newest(rank.number), meetings.lacking(rank.number)
+    # After destroy_process_group it may be making another world.
+    call = None if meetings.has_left(rank.number) else meetings.newest(rank.number)
+    lacking = meetings.lacking(rank.number)
     path, name, thread = stacks.own_path, waits(stacks.main), ""
     stands = call is not None and call.number in lacking
     idle = threads.idle(stacks.main)
@@ -147,7 +154,7 @@ def _living(rank, meetings, stacks, at_socket):
         words = "was waiting for another thread" if idle else words
         return State(words, path, call=call if stands else None)
     before = ""
-    if pending := meetings.records[rank.number].pending:
+    if call and (pending := meetings.records[rank.number].pending):
         # The line that waits for the call, not the one where the host needs the result.
         call = meetings.numbered(rank.number, pending["behind"]) or call
         line = Frame(*pending["where"]) if pending["where"] else call.where

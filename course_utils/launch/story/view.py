@@ -35,6 +35,7 @@ class Rank:
     """What is known of one rank."""
 
     pid: int | None = None  # of a rank on this machine
+    code: int | None = None  # its exit code once it is dead (negative: the number of a signal)
     report: dict | None = None  # what it has delivered
     ended_at: float | None = None  # when the report or the exit code came, of time.monotonic()
     held = False  # a debugger has it, and the learner has not let it go
@@ -42,7 +43,6 @@ class Rank:
     lost: str | None = None  # why nobody knows of it any more, said of its host
     main_thread: str | None = None  # known when the rank is ready to be asked for its stacks
     joined = False  # true when it is connected to all others, and waits to begin
-    _code: int | None = None
 
     def __init__(self, number: int, host: Host, record: str, output: Any):
         self.number = number
@@ -61,23 +61,13 @@ class Rank:
             self.asks = message["text"] if self.held else None
         else:
             self.report = message
-            self._has_ended()
+            self.ended_at = self.ended_at or time.monotonic()
             note("delivered", f"rank {self.number}, {message['kind']}")
 
-    @property
-    def code(self) -> int | None:
-        """Its exit code once it is dead (negative: the number of a signal)."""
-        return self._code
-
-    @code.setter
-    def code(self, code: int | None) -> None:
-        self._code = code
-        if code is not None:
-            self._has_ended()
-
-    def _has_ended(self):
-        if self.ended_at is None:
-            self.ended_at = time.monotonic()
+    def end(self, code: int) -> None:
+        """Takes note of its death."""
+        self.code = code
+        self.ended_at = self.ended_at or time.monotonic()
 
     @property
     def finished(self) -> bool:
@@ -92,40 +82,32 @@ class Rank:
         """Neither finished nor failed."""
         return self.report is None and self.code is None
 
-    # What depends on where the rank is.
+    # What depends on where the rank is, and each kind of rank has to say.
 
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
         """What to wait for, and what to call when something is there; that returns False when nothing more can come.
         To be called when all has been given."""
-        raise NotImplementedError
 
     def begin(self) -> None:
         """Lets the rank call the learner's function: all ranks are connected."""
-        raise NotImplementedError
 
     def answer(self, line: str) -> None:
         """Gives its debugger, which asks, a line; "" is the end of all lines."""
-        raise NotImplementedError
 
     def read_output(self) -> bool:
         """Takes what the rank has printed; False when nothing more can come."""
-        raise NotImplementedError
 
     def activity(self) -> tuple[float, bool]:
         """Processor time used so far in seconds, and whether the rank sleeps now."""
-        raise NotImplementedError
 
     def handles_signals(self) -> bool:
         """Whether the rank may have a handler for a signal that is not there in every rank."""
-        raise NotImplementedError
 
     def calls_made(self) -> int:
         """A number that changes with each collective call of the rank."""
-        raise NotImplementedError
 
     def last_words(self) -> stacks.Stacks:
         """The stack that a rank wrote when it crashed."""
-        raise NotImplementedError
 
 
 def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
