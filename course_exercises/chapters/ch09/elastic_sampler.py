@@ -316,7 +316,7 @@ def resumed_on_other_numbers_of_ranks(answer, draw):
             # the last of them makes all steps that are left
             steps, states = _steps(samplers, draw, 1 if next_size else None)
             expected = whole[done : done + 1] if next_size else whole[done:]
-            what, likely = f"world size {len(samplers)}, after {done} resumptions", {"own-count": True}
+            what, likely = f"world size {len(samplers)}, resumption {done}", {"own-count": True}
             expect(_together(steps), expected, each="step", what=what, likely=likely)
             if any(not same(state, states[0]) for state in states):
                 raise Wrong("own-count", expected="the same state on each rank", got=states)

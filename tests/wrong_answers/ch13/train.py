@@ -215,9 +215,7 @@ saves_on_rank_0_only = wrong("13.2", names="not-every-rank")(
     _train("saves_on_rank_0_only", saves=lambda: dist.get_rank() == 0)
 )
 lets_the_writer_wait_alone = wrong("13.2", names="not-every-rank")(
-    _train(
-        "lets_the_writer_wait_alone", after_save=lambda: dist.get_rank() == 0 and dist.barrier()
-    )
+    _train("lets_the_writer_wait_alone", after_save=lambda: dist.get_rank() == 0 and dist.barrier())
 )
 goes_on_without_the_writer = wrong("13.2", names="not-complete")(
     _train("goes_on_without_the_writer", after_save=lambda: None)
