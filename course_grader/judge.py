@@ -277,7 +277,12 @@ class _Answer(_Handle, Absent):
             ):  # such as an attribute that raises when it is looked at
                 return "exception", error.failure.text
             raise
-        return (str(found[0]), _text(found[1])) if found else None
+        match found:
+            case None:
+                return None
+            case (str(slug), str(text)):
+                return slug, _text(text)
+        raise Forged
 
     def untouched(self) -> bool:
         return self._line.ask("untouched") is True
