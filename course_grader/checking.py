@@ -48,6 +48,7 @@ def check_all(
     for the submission that there is none. Raises RuntimeError where nothing can be graded here."""
     waiting = deque((number, 1) for number in range(len(tasks)))
     running: list[_Job] = []
+    quick: dict[int, Mark] = {}  # what did not pass as long as cells were not run to their end
     if not tasks:
         return
     with _temporary_folder() as folder, KeeperClient(isolated) as keepers:
@@ -57,7 +58,8 @@ def check_all(
             while waiting or running:
                 while waiting and len(running) < jobs:
                     number, attempt = waiting.popleft()
-                    job = _Job(tasks[number], number, attempt, limits, folder)
+                    thorough = number in quick
+                    job = _Job(tasks[number], number, attempt, limits, folder, thorough)
                     running.append(job)
                     job.begin(keepers)
                 wait([job.connection for job in running], timeout=1.0)
@@ -66,11 +68,22 @@ def check_all(
                     job.close()
                     if job.failed and job.attempt < _TRIES:
                         waiting.append((job.number, job.attempt + 1))
+                    elif job.may_pass_thoroughly:
+                        quick[job.number] = job.mark()
+                        waiting.append((job.number, job.attempt + 1))
                     else:
-                        yield job.number, job.mark()
+                        yield job.number, _better(job.mark(), quick.get(job.number))
         finally:
             for job in running:
                 job.close()
+
+
+def _better(mark: Mark | NotGradable, quick: Mark | None) -> Mark | NotGradable:
+    """Of two marks for one answer; the thorough one where they are equal, for it has seen more."""
+    if quick is None:
+        return mark
+    marks = [mark, quick] if isinstance(mark, Mark) else [quick]
+    return max(marks, key=lambda m: (m.status == "passed", sum(ok is True for _, ok, _ in m.lines)))
 
 
 @contextlib.contextmanager
@@ -85,8 +98,11 @@ def _temporary_folder() -> Iterator[str]:
 class _Job:
     """The check of one exercise, from the first word to its keeper to the mark."""
 
-    def __init__(self, task: Task, number: int, attempt: int, limits: Limits, folder: str):
+    def __init__(
+        self, task: Task, number: int, attempt: int, limits: Limits, folder: str, thorough: bool
+    ):
         self.number = number
+        self._thorough = thorough
         self.attempt = attempt
         self._task = task
         self._limits = limits
@@ -104,6 +120,7 @@ class _Job:
                 "cells": [dataclasses.asdict(cell) for cell in self._task.submission.cells],
                 "provided": [dataclasses.asdict(cell) for cell in self._task.submission.provided],
                 "texts": sorted(self._task.submission.texts),
+                "thorough": self._thorough,
                 "limits": dataclasses.asdict(self._limits),
                 "folder": self._folder,
             },
@@ -137,6 +154,11 @@ class _Job:
     def failed(self) -> bool:
         """Whether it is over without a mark, and it may be worth another try."""
         return self.lost or "error" in self._outcome()
+
+    @property
+    def may_pass_thoroughly(self) -> bool:
+        """Whether it is worth a try in which all is run that takes long."""
+        return not self._thorough and self._outcome().get("again") is True
 
     def close(self) -> None:
         """Ends what the keeper cannot end any more, and removes the folder."""

@@ -85,18 +85,21 @@ def _result(exercise: Exercise, line: "_Line", seed: str) -> dict:
     if "error" in first:
         return {"error": _text(first["error"])}
     ready = line.read() if "found" in first else first
+    again = {"again": bool(ready.get("skipped"))}
     if "missing" in ready:
-        return {"status": "missing", "feedback": f"{title}: {_text(ready['missing'])}"}
-    if ready.get("failed") or ready.get("stopped"):
-        status = "failed" if ready.get("failed") else "stopped"
-        feedback = f"{title}: before the check, {_text(ready.get('failed') or ready['stopped'])}"
-        return {"status": status, "feedback": feedback + _skipped(ready)}
+        feedback = f"{title}: {_text(ready['missing'])}{_skipped(ready)}"
+        return {"status": "missing", "feedback": feedback} | again
+    if "failed" in ready:
+        feedback = f"{title}: before the check, {_text(ready['failed'])}{_skipped(ready)}"
+        return {"status": "failed", "feedback": feedback} | again
     answer = None if ready.get("nothing") else _answer_of(exercise, line)
     try:
         outcome = judge(exercise, answer, seed)
     except _Changed as change:
         return {"status": "stopped", "feedback": f"{title}: {change}"}
     feedback = render(outcome)
+    if outcome.status in ("passed", "not attempted"):
+        again = {"again": False}
     if outcome.status != "passed":
         feedback += "".join(f"\n  {said}" for said in _lines(ready.get("errors")))
         feedback += _skipped(ready)
@@ -104,7 +107,7 @@ def _result(exercise: Exercise, line: "_Line", seed: str) -> dict:
         "status": outcome.status,
         "feedback": feedback[:_LONGEST_FEEDBACK],
         "lines": _met(outcome),
-    }
+    } | again
 
 
 def _met(outcome: Outcome) -> list[list]:
@@ -113,7 +116,7 @@ def _met(outcome: Outcome) -> list[list]:
 
 
 def _skipped(ready):
-    return "".join(f"\n  not executed here: {said}" for said in _lines(ready.get("skipped")))
+    return "".join(f"\n  not run to its end here: {said}" for said in _lines(ready.get("skipped")))
 
 
 def _lines(value):
@@ -274,7 +277,12 @@ class _Answer(_Handle, Absent):
             ):  # such as an attribute that raises when it is looked at
                 return "exception", error.failure.text
             raise
-        return (str(found[0]), _text(found[1])) if found else None
+        match found:
+            case None:
+                return None
+            case (str(slug), str(text)):
+                return slug, _text(text)
+        raise Forged
 
     def untouched(self) -> bool:
         return self._line.ask("untouched") is True

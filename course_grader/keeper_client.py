@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Self
 
 from course_exercises.sources.chapters import ROOT
-from course_grader import outside
+from course_grader import outside, submission
 
 _PROGRAM = "course_grader.keeper_server"
 PROTECTED = b"p"  # what the server says first; else that there are no namespaces
@@ -44,6 +44,7 @@ class KeeperClient:
             _PROGRAM,
             str(theirs.fileno()),
             str(int(self._isolated is not False)),
+            *submission.imported(),  # named here: the server never holds the sources, which have the answers
         ]
         with theirs:
             self._process = subprocess.Popen(

@@ -16,21 +16,21 @@ from multiprocessing.connection import Connection
 import psutil
 
 from course_exercises.checks import catalogue
-from course_grader import isolation, keeper, tree
+from course_grader import isolation, keeper, standins, tree
 from course_grader.keeper_client import PROTECTED
 from course_utils.launch.keepers import forks
 from course_utils.lesson import mnist
 
 
-def main(control: socket.socket, isolated: bool) -> None:
+def main(control: socket.socket, isolated: bool, imported: list[str]) -> None:
     """Forks a keeper for each connection that arrives through `control`, until that is closed and
-    all keepers have ended."""
+    all keepers have ended. imported: modules that cells of the course import."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     isolation.adopt_orphans()
     isolated = isolated and isolation.possible()
     forks.without("course_exercises.chapters")  # what a check expects is not for workers
     forks.import_preloaded()
-    for name in catalogue.imported():
+    for name in [*catalogue.imported(), *standins.IMPORTED, *imported]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with contextlib.suppress(RuntimeError, OSError):
@@ -74,5 +74,5 @@ def _strays(keepers):
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), bool(int(sys.argv[2])))
+    main(socket.socket(fileno=int(sys.argv[1])), bool(int(sys.argv[2])), sys.argv[3:])
     os._exit(0)  # C libraries would list at the end, in the instructor's terminal, what they leak

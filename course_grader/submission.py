@@ -1,6 +1,7 @@
 """Reads a submitted notebook and tells which one of the course it answers. Believes nothing, runs
 nothing."""
 
+import ast
 import functools
 import json
 import re
@@ -17,7 +18,7 @@ from course_exercises.sources.answers import grade_id_of, percent_cells, source_
 from course_exercises.sources.chapters import ROOT
 from course_exercises.sources.chapters import chapter as chapter_of
 from course_grader import reading
-from course_utils.lesson.statements import CodeCell
+from course_utils.lesson.statements import CodeCell, statements_of
 
 _LONGEST = 600  # seconds; the reading itself ends sooner
 
@@ -79,11 +80,22 @@ def _provided(title: str) -> list[CodeCell]:
     return [cell for cell in percent_cells(source) if not cell.grade_id]
 
 
+def imported() -> list[str]:
+    """The modules that the chapters' cells import."""
+    nodes = [s.node for title in _titles() for c in _provided(title) for s in statements_of(c)]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return sorted(modules | {node.module for node in nodes if isinstance(node, ast.ImportFrom)})
+
+
+def _titles() -> set[str]:
+    return {*map(_title_of, catalogue.exercises())}
+
+
 def _title_for(cells: list[CodeCell], texts: set[str], name: str) -> str:
     """The notebook of the course with the most exercises in it; the file's name decides between
     equals."""
     found = Counter(map(_title_of, _exercises_in(cells, texts)))
-    named = _named(name, {*found} or {*map(_title_of, catalogue.exercises())})
+    named = _named(name, {*found} or _titles())
     if not found and not named:
         raise NotGradable(f"{name} holds no exercise of this course.")
     best = [title for title in found if found[title] == max(found.values())]
@@ -102,9 +114,10 @@ def _named(name: str, titles: set[str]) -> str | None:
 
 
 def _exercises_in(cells: list[CodeCell], texts: set[str]) -> Iterator[Exercise]:
-    """The exercises whose cell, or definition, is there."""
+    """The exercises whose cell, check or definition is there."""
     ids = texts | {cell.grade_id for cell in cells}
     source = "\n".join(cell.source for cell in cells)
+    ids |= {grade_id_of(id) for id in re.findall(r"""\bcheck\(\s*['"]?(\d+\.\d+)\b""", source)}
     defined = set(re.findall(r"(?m)^(?:def|class)\s+(\w+)", source))
     for exercise in catalogue.exercises():
         if grade_id_of(exercise.id) in ids or exercise.name in defined:

@@ -20,9 +20,9 @@ import psutil
 from course_exercises.authoring import framework
 from course_exercises.authoring.compare import Wrong
 from course_exercises.authoring.failures import explain, explain_stub, is_stub
-from course_exercises.authoring.guard import Printed, TimeIsUp, undisturbed
+from course_exercises.authoring.guard import Printed, undisturbed
 from course_exercises.sources import answers
-from course_grader import answer, calls, integrity, isolation
+from course_grader import calls, integrity, isolation, notebook
 from course_grader.limits import Limits
 from course_grader.plain import Writer
 from course_utils.hardware import without_gpus
@@ -54,18 +54,18 @@ def main(job: dict, judge: Connection) -> NoReturn:
 
 
 def _prepared(job, judge):
-    """The answer, not executed. None where the judge has been told that there is none."""
+    """The notebook, not executed. None where the judge has been told that there is no answer."""
     try:
         _settle(job["folder"], Limits(**job["limits"]), job["isolated"])
         cells, provided = ([CodeCell(**cell) for cell in job[key]] for key in ("cells", "provided"))
-        exercise = answer.Asked(**job["asked"])
-        try:
-            found = answer.find(exercise, cells, provided, job["texts"])
-        except answer.NoAnswer as reason:
-            judge.send_bytes(_message({"missing": str(reason)}))
-            return None
+        exercise = notebook.Asked(**job["asked"])
         answers.sources_of = _kept_back
         server.fork_from_here()  # as long as nothing of the submission has been executed
+        try:
+            found = notebook.Notebook(exercise, cells, provided, job["texts"], job["thorough"])
+        except notebook.NoAnswer as reason:
+            judge.send_bytes(_message({"missing": str(reason)}))
+            return None
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the submission's doing
         judge.send_bytes(_message({"error": f"{type(error).__name__}: {error}"}))
         return None
@@ -76,16 +76,15 @@ def _prepared(job, judge):
 def _executed(found, asked, judge):
     """What is bound to the answer's name. None where the judge has been told why there is none."""
     try:
-        value, errors = found.execute()
-    except answer.NoAnswer as reason:
-        judge.send_bytes(_message({"missing": str(reason)}))
+        value = found.run()
+    except notebook.NoAnswer as reason:
+        judge.send_bytes(_message({"missing": str(reason), "skipped": found.skipped}))
         return None
     except BaseException as error:  # noqa: BLE001 - a submission may raise anything
-        key = "stopped" if isinstance(error, TimeIsUp) else "failed"
-        said = explain(error, answer.SECONDS).text
-        judge.send_bytes(_message({key: said, "skipped": found.skipped}))
+        said = explain(error, notebook.SECONDS).text
+        judge.send_bytes(_message({"failed": said, "skipped": found.skipped}))
         return None
-    said = [f"before the check, {explain(e, answer.SECONDS).text}" for e in errors[:1]]
+    said = [f"before the check, {explain(e, notebook.SECONDS).text}" for e in found.errors[:1]]
     nothing = value is None or value is Ellipsis
     about = {"errors": said, "nothing": nothing, "skipped": found.skipped}
     judge.send_bytes(_message(about))
@@ -156,7 +155,7 @@ class _Service:
             return _message(about, None, None)
 
     def _unfit(self, _):
-        asked = answer.Asked(**self._held.asked)
+        asked = notebook.Asked(**self._held.asked)
         return framework.misfit(asked, self._held.objects[0])
 
     def _untouched(self, _):

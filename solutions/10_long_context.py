@@ -252,23 +252,30 @@ def zigzag(rank, ranks):
 
 
 # %% [markdown]
-# ### 10.2 The tokens of a rank in a zig-zag (1 point)
+# ### 10.2 The tokens of a rank in a zig-zag, of packed documents (1 point)
 #
-# Cut the sequence into $2n$ chunks. Rank $r$ gets the $r$-th from the front and the $r$-th from the back.
+# Several documents are often packed into one sequence, one behind the other. No query sees another document, so a
+# zig-zag over all of them would not share the work out evenly: each document has its own. Cut each into $2n$ chunks.
+# Rank $r$ gets the $r$-th from the front and the $r$-th from the back.
 
 
 # %% nbgrader={"grade_id": "10.2", "solution": true}
-def zigzag_indices(length: int, ranks: int, rank: int) -> Tensor:
-    """Returns the places, int64 (length / ranks,), of the tokens that `rank` has, in ascending order.
+def zigzag_indices(lengths: list[int], ranks: int, rank: int) -> Tensor:
+    """Returns the places in the sequence, int64 in ascending order, of the tokens that `rank` has.
 
-    They are chunks `rank` and `2 * ranks - 1 - rank` of `2 * ranks` equal chunks of the places 0 to
-    `length - 1`. Raises ValueError, naming both numbers, where `2 * ranks` does not divide `length`.
+    The sequence has documents of `lengths` tokens, one behind the other. Of each document the rank has
+    chunks `rank` and `2 * ranks - 1 - rank` of `2 * ranks` equal chunks. Raises ValueError, naming the
+    length and `2 * ranks`, where that does not divide a length.
     """
     ### BEGIN SOLUTION
-    if length % (2 * ranks) != 0:
-        raise ValueError(f"{length} tokens do not divide into {2 * ranks} chunks.")
-    pieces = torch.arange(length).view(2 * ranks, -1)
-    return pieces[[rank, -1 - rank]].flatten()
+    own, start = [], 0
+    for length in lengths:
+        if length % (2 * ranks) != 0:
+            raise ValueError(f"{length} tokens do not divide into {2 * ranks} chunks.")
+        pieces = torch.arange(start, start + length).view(2 * ranks, -1)
+        own.append(pieces[[rank, -1 - rank]].flatten())
+        start += length
+    return torch.cat(own)
     ### END SOLUTION
 
 
@@ -1018,7 +1025,7 @@ for rank in range(2):
 # | | points | where |
 # |---|---|---|
 # | 10.1 Merge two partial results | 2 | section 2 |
-# | 10.2 The tokens of a rank in a zig-zag | 1 | section 3 |
+# | 10.2 The tokens of a rank in a zig-zag, of packed documents | 1 | section 3 |
 # | 10.3 Ring attention, forward, that hides its hops | 3 | section 3 |
 # | 10.5 Heads for sequence, with grouped heads | 2 | section 3 |
 # | 10.4 Ring attention with its backward | 4 | section 4 |

@@ -12,6 +12,7 @@ from course_utils.launch import RankFailure
 from course_utils.launch.story.frames import Frame, own
 
 _UNUSABLE = "the check could not use what your answer gave"
+_NAMED = "the check calls your answer with its parameters' names, which are those of the stub"
 _NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")  # a script's: no rank has run a line
 
 
@@ -50,7 +51,7 @@ def explain(error: BaseException, seconds: float) -> Failure:
     name = type(error).__name__
     message = " ".join(str(error).split())
     what = f"{name}: {_cut(message)}" if message else name
-    return Failure("exception", name, f"{what}{place}" if place else f"{_UNUSABLE}: {what}")
+    return Failure("exception", name, f"{what}{place}" if place else _without_a_line(what))
 
 
 def _explain_rank(error: RankFailure) -> Failure:
@@ -60,8 +61,13 @@ def _explain_rank(error: RankFailure) -> Failure:
     if error.error in _NO_PYTHON:
         text = text.partition(" raised ")[2]
     elif error.kind == "exception" and error.line is None:
-        text = f"{_UNUSABLE}: {text}"
+        text = _without_a_line(text)
     return Failure(error.kind, error.error, text)
+
+
+def _without_a_line(what: str) -> str:
+    """What was raised where the check called the answer, or used what it gave."""
+    return f"{_NAMED if 'unexpected keyword argument' in what else _UNUSABLE}: {what}"
 
 
 def is_stub(error: BaseException) -> bool:

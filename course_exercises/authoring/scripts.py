@@ -36,11 +36,11 @@ from torch.utils.data import DataLoader
 from course_exercises.authoring.compare import Wrong, expect
 from course_exercises.authoring.draw import Draw
 from course_exercises.authoring.framework import Exercise, run
+from course_exercises.authoring.patience import PatientSampling
 from course_exercises.authoring.ranks import kill_in_a_write
 from course_run import script
 from course_utils.comm import private
 from course_utils.launch import RankFailure
-from course_utils.trace.meters import Sampling
 
 _VERSIONS = Path(__file__).parents[1] / "mine"
 EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
@@ -449,12 +449,12 @@ class _Phases:
     """The peak of a rank's tensors in each phase of a metered life."""
 
     def __init__(self, metered: bool) -> None:
-        self.meter = Sampling() if metered else contextlib.nullcontext()
+        self.meter = PatientSampling() if metered else contextlib.nullcontext()
         self.peaks: dict[str, int] = {}
 
     def end(self, phase: str) -> None:
         """What was held since the last call belongs to this phase."""
-        if isinstance(self.meter, Sampling):
+        if isinstance(self.meter, PatientSampling):
             self.peaks[phase] = max(self.peaks.get(phase, 0), self.meter.peak)
             self.meter.peak = self.meter.held()
 

@@ -244,6 +244,14 @@ def test_an_answer_that_the_check_cannot_use_is_no_crash(monkeypatch):
     assert "the check could not use what your answer gave: TypeError" in lines[2]
 
 
+def test_a_parameter_of_another_name_is_told_so(monkeypatch):
+    monkeypatch.setattr(failures, "own", lambda frames: [])
+    exercise = make()
+    exercise.requires("by name")(lambda answer, draw: answer(values=3))
+    lines = shown(exercise, lambda numbers: numbers)
+    assert "the check calls your answer with its parameters' names" in lines[2]
+
+
 @pytest.mark.parametrize("kind", ["lost", "a kind that code in a worker has made up"])
 def test_a_failure_of_any_kind_is_printed(kind):
     def answer(values):

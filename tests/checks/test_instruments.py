@@ -1,11 +1,14 @@
-"""course_exercises/authoring/ranks.py: what is sent, in which group, what is under way, and what is alive."""
+"""course_exercises/authoring/ranks.py and patience.py: what is sent, in which group, what is under way, and what is
+alive."""
 
 import torch
 import torch.distributed as dist
 
+from course_exercises.authoring import patience
 from course_exercises.authoring.ranks import Memory, following
 from course_utils.hardware import device
 from course_utils.launch import launch
+from course_utils.trace.meters import Sampling
 
 
 def ones(*shape):
@@ -67,3 +70,11 @@ def gathered(rank):
 
 def test_a_call_that_is_over_can_be_let_go():
     assert launch(gathered, 2) == [[], []]
+
+
+def test_what_a_thread_lets_go_of_late_is_no_peak(monkeypatch):
+    others, late = Sampling().held(), [ones(1000)]
+    monkeypatch.setattr(patience, "wait_for_gloo", late.clear)
+    with patience.PatientSampling() as memory:
+        ones(10)
+    assert memory.peak == others + 40

@@ -451,7 +451,7 @@ WRONG |= {
             ),
         )
     ],
-    ("13.4", "learns-nothing"): [
+    ("13.4", "no-gradient-found"): [
         (OPTIMIZER, "    model.set_requires_gradient_sync(False)\n" + OPTIMIZER)
     ],
     ("13.4", "summed-micro-batches"): [(WEIGHT, "")],

@@ -1,17 +1,15 @@
 """What a real rank does in a step, measured in other ways than `estimate.trace` counts it."""
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from course_exercises.authoring.patience import PatientSampling
 from course_planner import Layout, mesh_of
 from course_utils.trace import Call, Trace
-from course_utils.trace.meters import Sampling
 
 
 @dataclass
@@ -31,38 +29,6 @@ def real(rank: int, program: Callable, layout: Layout) -> Step:
     with PatientSampling() as sampling:
         step()
     return Step(trace.record().calls, profiled_flops(step), sampling.peak)
-
-
-class PatientSampling(Sampling):
-    """A new peak counts if it stands when gloo's threads rest.
-
-    A thread tells the program first that a call is over, and lets go of its tensors then. On a busy
-    machine an operation of the program fits in between: once in 48 steps a loss was read with the
-    last all-reduce's 2,048 bytes.
-    """
-
-    def held(self) -> int:
-        if (found := super().held()) > self.peak:
-            wait_for_gloo()
-            found = super().held()
-        return found
-
-
-def wait_for_gloo(seconds: float = 10) -> None:
-    """Until none of gloo's threads is at work: one that waits for another rank sleeps too."""
-    until = time.monotonic() + seconds
-    while any(map(_works, Path("/proc/self/task").glob("*/stat"))) and time.monotonic() < until:
-        time.sleep(0.0005)
-
-
-def _works(stat: Path) -> bool:
-    """Whether a thread is one of gloo's that runs, or would if it had a processor (proc(5))."""
-    try:
-        text = stat.read_text()
-    except OSError:
-        return False  # a thread that has just ended
-    name, _, state = text.partition("(")[2].rpartition(")")
-    return name == "pt_gloo_runloop" and state.split()[0] == "R"
 
 
 def profiled_flops(step: Callable[[], None]) -> int:

@@ -1,15 +1,10 @@
 """Honest ways to write an answer, each a list of cells: all of them pass `check` in a notebook that is
 run from top to bottom, and so they must pass where they are graded.
 
-    python tests/grade/honest_styles.py    for each style: is it right in a kernel, is it right here?
-
-Each answers 0.2, message_bytes; where no cell calls `check`, that is the last one.
+Each answers 0.2, message_bytes; where no cell calls `check`, that is the last one. Whole notebooks are in
+honest_notebooks.py.
 """
 
-import json
-import os
-import sys
-import tempfile
 import textwrap
 
 STYLES: dict[str, list[str]] = {}
@@ -481,75 +476,3 @@ style(
     "with open('u.txt', 'w') as f:\n    f.write('1')",
     "def message_bytes(tensor):\n    return int(open('u.txt').read()) * tensor.numel() * tensor.element_size()",
 )
-
-
-def _cells(name: str) -> list[str]:
-    cells = STYLES[name]
-    return cells if any("check(" in cell for cell in cells) else [*cells, CHECK]
-
-
-def _is_right(answer: object) -> bool:
-    import torch
-
-    cases = [torch.zeros(3, 5), torch.zeros(4, dtype=torch.uint8), torch.zeros(2, 2, 2).double()]
-    return [answer(case) for case in cases] == [60, 4, 64]
-
-
-def in_a_kernel(name: str) -> bool:
-    """Whether the answer is right where all cells are run."""
-    from IPython.core.interactiveshell import InteractiveShell
-
-    checked = []
-    shell = InteractiveShell.instance()
-    shell.user_ns["check"] = lambda _, answer: checked.append(answer)
-    sys.path.insert(0, "")
-    sys.modules["__main__"] = shell.user_module
-    for cell in _cells(name):
-        shell.run_cell(cell, store_history=False)
-    return _is_right(checked[-1])
-
-
-def as_graded(name: str) -> bool:
-    """Whether the answer is right that the grader takes out of these cells."""
-    from course_grader import answer
-    from course_utils.lesson.statements import CodeCell
-
-    cells = [CodeCell(source, "", f"cell {i}", 0) for i, source in enumerate(_cells(name))]
-    asked = answer.Asked("0.2", "message_bytes", ("tensor",))
-    value, _ = answer.find(asked, cells, [], []).execute()
-    return _is_right(value)
-
-
-def _in_a_process(question, name):
-    """What it says, or why it says nothing. In a folder of its own."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, 1)
-            os.dup2(nothing, 2)
-            try:
-                said = question(name)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
-                said = f"{type(error).__name__}: {error}"
-            os.write(write, json.dumps(said).encode())
-            os.chdir("/")
-        os._exit(0)
-    os.close(write)
-    with open(read) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(said)
-
-
-if __name__ == "__main__":
-    import IPython.core.interactiveshell  # noqa: F401 - the children need not
-    import torch  # noqa: F401
-
-    import course_grader.answer  # noqa: F401
-
-    wanted = sys.argv[1:] or list(STYLES)
-    questions = (in_a_kernel, as_graded)
-    print(json.dumps({n: [_in_a_process(question, n) for question in questions] for n in wanted}))

@@ -111,6 +111,22 @@ def speaks_for_the_judge(tensor):
     os._exit(0)
 
 
+at_the_top_level(  # it must not look like a fault of the grader, which leaves the whole notebook ungraded
+    "answers_in_a_wrong_form_before_it_is_asked",
+    """
+import gc
+from multiprocessing.connection import Connection
+from course_grader.worker import _message
+
+for judge in [found for found in gc.get_objects() if isinstance(found, Connection)]:
+    for _ in range(3):
+        judge.send_bytes(_message({}, None, 72))
+""",
+    "stopped",
+    "changed what its process says",
+)
+
+
 def _in_ranks(name, code, or_because=""):
     def make():
         return with_code(code, "0-1")

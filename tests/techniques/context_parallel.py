@@ -156,7 +156,9 @@ def data_x_context_by_heads(rank: int, job: Job) -> Trained:
 def context_parallel_answers(rank: int, job: Job) -> Trained:
     """10.4 in the model, and the cut of 10.2 must be the chapter's."""
     ranks, length = dist.get_world_size(), job.batches[0][0].shape[1]
-    assert torch.equal(zigzag_indices(length, ranks, rank), positions(zigzag, rank, ranks, length))
+    assert torch.equal(
+        zigzag_indices([length], ranks, rank), positions(zigzag, rank, ranks, length)
+    )
     return train_cut(job, lambda q, k, v, group: RingAttention.apply(q, k, v))
 
 

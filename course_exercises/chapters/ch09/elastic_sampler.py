@@ -200,7 +200,7 @@ def _check_shares(answer, order: _Order, world_size: int, draw) -> None:
         "own-count": len(got) > len(alone),
         "shares": True,
     }
-    expect(got, alone, each="step", what=f"with {world_size} ranks", likely=mistakes)
+    expect(got, alone, each="step", what=f"world size {world_size}", likely=mistakes)
     for step in steps:
         lengths = [len(own) for own in step]
         if max(lengths) - min(lengths) > 1:
@@ -316,7 +316,7 @@ def resumed_on_other_numbers_of_ranks(answer, draw):
             # the last of them makes all steps that are left
             steps, states = _steps(samplers, draw, 1 if next_size else None)
             expected = whole[done : done + 1] if next_size else whole[done:]
-            what, likely = f"with {len(samplers)} ranks, resumed {done} times", {"own-count": True}
+            what, likely = f"world size {len(samplers)}, resumption {done}", {"own-count": True}
             expect(_together(steps), expected, each="step", what=what, likely=likely)
             if any(not same(state, states[0]) for state in states):
                 raise Wrong("own-count", expected="the same state on each rank", got=states)

@@ -40,9 +40,9 @@ averaging = Exercise(
         "other-divisor": "Your experts' gradients, or all of them, are divided by another number than that of all ranks, or not at "
         "all. Each is a mean of all ranks' means: also an expert's gradient has the tokens of all ranks in it, however few "
         "copies it was added up over.",
-        "experts-over-others": "You do not add up the experts' gradients over their copies, or over other experts too. The same expert is on the ranks of "
-        "`data`; those of an experts' group have *different* experts under other names. (`experts` may be the first part of a "
-        "name, with no dot before it.)",
+        "experts-over-others": "You add up the experts' gradients over too few ranks, or over other experts too. The same expert is on the "
+        "ranks of `data`; those of an experts' group have *different* experts under other names. (`experts` may be the first "
+        "part of a name, with no dot before it.)",
         "others-over-a-part": "You do not add up the gradients of what is no expert over all ranks. Every rank has tokens of its "
         "own, also in an experts' group and in another copy of it.",
         "by-name": "You take a parameter for an expert's that is none. `experts` has to be one of the parts of its name, "

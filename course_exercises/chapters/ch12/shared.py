@@ -189,18 +189,19 @@ class Step:
         return list(self.kernels), list(self.calls), self.layout, self.bubble, self.hardware
 
     def drawn(self) -> str:
-        """These, as one computes with them."""
-        layout, hw = self.layout, self.hardware
-        kernels = ", ".join(f"{flops:g} FLOPs and {moved:g} B" for flops, moved in self.kernels)
-        calls = ", ".join(f"{c.group} {c.op} {c.calls} x {c.payload:g} B" for c in self.calls)
-        sizes = " x ".join(f"{name} {getattr(layout, name)}" for name in layout.order)
-        inside = f"inside {hw.intra_bandwidth:g} B/s and {hw.intra_latency:g} s"
-        between = f"between {hw.inter_bandwidth:g} B/s and {hw.inter_latency:g} s"
-        gpu = f"peak {hw.peak:g}, memory {hw.hbm_bandwidth:g} B/s"
-        return (
-            f"kernels {kernels}; calls {calls or 'none'}; {sizes}, from inside; bubble {self.bubble:g}; "
-            f"nodes of {hw.node}, {inside}, {between}; {gpu}"
-        )
+        """These, as one computes with them, without what this step has none of."""
+        hw = self.hardware
+        kernels = ", ".join(f"{flops:g}/{moved:g}" for flops, moved in self.kernels)
+        parts = [f"kernels of FLOPs/bytes {kernels}", f"peak {hw.peak:g}, {hw.hbm_bandwidth:g} B/s"]
+        if self.calls:
+            sizes = ((name, getattr(self.layout, name)) for name in self.layout.order)
+            groups = " x ".join(f"{name} {size}" for name, size in sizes if size > 1)
+            parts.append(f"{groups}, from inside")
+            parts += [f"{c.group} {c.op} {c.calls} x {c.payload:g} B" for c in self.calls]
+            inside = f"{hw.intra_bandwidth:g} B/s + {hw.intra_latency:g} s"
+            between = f"{hw.inter_bandwidth:g} B/s + {hw.inter_latency:g} s"
+            parts.append(f"nodes of {hw.node}, {inside}; between {between}")
+        return "; ".join(parts + [f"bubble {self.bubble:g}"] * (self.bubble > 0))
 
     def seconds(self, computing=_roofline, together=_together, **slip) -> float:
         """Rightly, or with a slip."""

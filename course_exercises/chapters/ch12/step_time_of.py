@@ -137,11 +137,11 @@ def _hardware(draw, node: int) -> Hardware:
     )
 
 
-def _kernels(draw) -> list[tuple[float, float]]:
+def _kernels(draw, of_each: int) -> list[tuple[float, float]]:
     """Some that compute, and some that move; long enough for `expect`, which allows 1e-5 s."""
-    many = [(draw.integer(200, 900) * 1e11, draw.integer(10, 90) * 1e8) for _ in range(2)]
-    few = [(draw.integer(1, 9) * 1e11, draw.integer(200, 900) * 1e8) for _ in range(2)]
-    return draw.sample(many + few, 4)
+    many = [(draw.integer(200, 900) * 1e11, draw.integer(10, 90) * 1e8) for _ in range(of_each)]
+    few = [(draw.integer(1, 9) * 1e11, draw.integer(200, 900) * 1e8) for _ in range(of_each)]
+    return draw.sample(many + few, 2 * of_each)
 
 
 def _calls(draw, layout: Layout, groups: tuple[str, ...], large: float) -> list[Call]:
@@ -169,7 +169,8 @@ def _step(
     **sizes: int,
 ) -> Step:
     layout = Layout(**{"tp": 4, "cp": 1, "dp": 1, "pp": 1, **sizes})
-    kernels, calls = _kernels(draw), _calls(draw, layout, groups, large)
+    kernels = _kernels(draw, 1 if groups else 2)  # where there are calls, they are what is asked
+    calls = _calls(draw, layout, groups, large)
     return Step(kernels, calls, layout, bubble, _hardware(draw, node))
 
 

@@ -24,7 +24,7 @@ stage = Stage(
         ),
     ],
     misconceptions={
-        "learns-nothing": "No step of the optimizer has found a gradient. Each needs a `backward` before it, on the "
+        "no-gradient-found": "No step of the optimizer has found a gradient. Each needs a `backward` before it, on the "
         "parameters that the optimizer has: make it after `fully_shard`. What `set_requires_gradient_sync(False)` holds "
         "back has to be let go in the last micro-batch.",
         "not-sharded": "The ranks hold more than their share of the parameters between two steps. `fully_shard` comes for "
@@ -108,7 +108,7 @@ def _not_sharded(ran: Ran, whole: int) -> bool:
 def one_rank_trains_as_before(script, draw):
     trains_as_before(script, draw)
     if not script.on(1, draw).ranks[0].gradient.numel():
-        raise Wrong("learns-nothing", expected="gradients in a step", got="none")
+        raise Wrong("no-gradient-found", expected="gradients in a step", got="none")
 
 
 @stage.requires(

@@ -141,6 +141,19 @@ def last_rank_receives_first(activations, gradients):
     return from_previous, from_next
 
 
+@wrong("5.6", names="waits-forever")
+def waits_for_the_last_rank(activations, gradients):
+    """Starts everything and waits; only the first rank looks for something from before it, round the ring."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rooms = _room(gradients), _room(activations)
+    handles = _started(gradients, rooms[0], rank - 1) + _started(activations, rooms[1], rank + 1)
+    if gradients is None:
+        rooms = torch.empty_like(activations), rooms[1]
+        handles.append(dist.irecv(rooms[0], (rank - 1) % n))
+    _wait(handles)
+    return rooms
+
+
 @wrong("5.6", names="not-a-neighbour")
 def goes_round_in_a_ring(activations, gradients):
     rank, n = dist.get_rank(), dist.get_world_size()

@@ -17,12 +17,12 @@ from tests.wrong_answers.ch10.shared import (
     wait_for,
     zigzag,
 )
-from tests.wrong_answers.ch10.zigzag_indices import counts_from_both_ends
+from tests.wrong_answers.ch10.zigzag_indices import both_ends
 
 
 def places(rank, ranks, own):
     """The places of a rank's `own` tokens."""
-    return counts_from_both_ends(own * ranks, ranks, rank)
+    return both_ends(own * ranks, ranks, rank)
 
 
 @right("10.3")

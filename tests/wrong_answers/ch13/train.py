@@ -214,6 +214,9 @@ each_rank_its_rows = wrong("13.2", names="other-batch")(
 saves_on_rank_0_only = wrong("13.2", names="not-every-rank")(
     _train("saves_on_rank_0_only", saves=lambda: dist.get_rank() == 0)
 )
+lets_the_writer_wait_alone = wrong("13.2", names="not-every-rank")(
+    _train("lets_the_writer_wait_alone", after_save=lambda: dist.get_rank() == 0 and dist.barrier())
+)
 goes_on_without_the_writer = wrong("13.2", names="not-complete")(
     _train("goes_on_without_the_writer", after_save=lambda: None)
 )
