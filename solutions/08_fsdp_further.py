@@ -760,7 +760,7 @@ class CountingStager(BlockingAsyncStager):
 
 # %%
 def save_beside_training(rank, folder):
-    """Two steps, the begin of a save, two more steps, and its end. Returns the bytes of the copy."""
+    """Two steps, the start of a save, two more steps, and the save's end. Returns the bytes of the copy."""
     model, optimizer = begun()
     train(model, optimizer, batches(range(2), rank, dist.get_world_size()))
     writer, stager = LateWriter(folder / "beside"), CountingStager()
