@@ -20,8 +20,8 @@ from course_utils import hardware
 
 _DESCRIPTION = """\
 Grades notebooks that were handed in: files, folders and zip archives of them. Every exercise is
-checked in processes of its own, with limits of time, memory and processes. A notebook is never
-executed as a whole, and nothing that it says about its points, its checks or its kernel is believed.
+checked in processes of its own, with limits of time, memory and processes: there the notebook's cells
+run, and nothing that it says about its points, its checks or its kernel is believed.
 """
 _EPILOG = """\
 exit status: 0 if every file was graded, 1 if at least one could not be, or is nobody's (the text says why).

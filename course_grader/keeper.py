@@ -171,7 +171,7 @@ class _Watched:
         while self._read_outcome():  # nobody can write any more
             pass
         self.report["outcome"] = self._written.decode("utf-8", "replace")
-        self.report["seconds"] = time.monotonic() - self._started
+        self.report["seconds"] = self._counted
 
 
 def _come_first() -> int:

@@ -14,7 +14,7 @@ class Mark:
             "missing": the submission has no answer, or nothing that Python can read as one;
             "stopped": its code left Python, was killed, or went over a limit;
             "by hand": class.toml says so, and why.
-    feedback: the text that `check` prints; for the last two, a sentence that says what happened.
+    feedback: the text that `check` prints; where it is "missing" or "stopped", a sentence that says what happened.
     lines: each requirement, whether it was met (None: not looked at), and the mistake or None.
     seconds: how long it took; the only part that differs from run to run.
     partial: what is earned where requirements have points of their own (checks/points.py), or a person

@@ -81,7 +81,7 @@ class Notebook:
         if not any(map(self._mentions, cells)):
             raise NoAnswer(self._what_is_missing())
         self._provided = provided
-        lesson = {cell.source.strip() for cell in provided}
+        lesson = {_as_in_notebook(cell.source) for cell in provided}
         self._own = [cell for cell in cells if cell.source.strip() not in lesson]
         self._own_words = set(re.findall(r"\w+", "\n".join(cell.source for cell in self._own)))
         self._seconds = _THOROUGH if thorough else SECONDS
@@ -215,6 +215,11 @@ class Notebook:
             if cell.grade_id == self._grade_id:
                 return f"{cell.filename}: the cell of the answer does not define {name}."
         return f"the cell of the answer is missing, and no other cell defines {name}."
+
+
+def _as_in_notebook(source: str) -> str:
+    """A chapter's cell; its source has a magic in its first line as a comment."""
+    return source.strip().removeprefix("# ") if source.startswith("# %%") else source.strip()
 
 
 def _transformed(cell: CodeCell) -> str:

@@ -22,7 +22,7 @@ class Record:
 
     def __init__(self, folder: Path | None, regrade: Mapping[str, str]):
         self._regrade = regrade
-        self._known: dict[tuple[str, str], dict] = {}
+        self._known: dict[tuple[str, str, str], dict] = {}
         self._path = folder and folder / NAME
         if folder:
             try:
@@ -35,21 +35,26 @@ class Record:
                 ) from None
 
     def _read(self):
-        for line in self._path.read_text(encoding="utf-8").splitlines():
+        text = self._path.read_text(encoding="utf-8")
+        if text and not text.endswith("\n"):
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        for line in text.splitlines():
             try:
                 entry = json.loads(line)
-                self._known[entry["digest"], entry["variant"]] = entry
+                self._known[_key(Path(entry["file"]), entry["digest"], entry["variant"])] = entry
             except (ValueError, LookupError):
                 continue  # the last line of a run that was killed while it wrote
 
     def marks(self, path: Path, variant: str) -> dict[str, Mark]:
         """The marks that a submission has already, by exercise."""
-        entry = self._known.get((_digest(path), variant), {"exercises": [], "regraded": {}})
+        unknown = {"exercises": [], "regraded": {}}
+        entry = self._known.get(_key(path, _digest(path), variant), unknown)
         return {
             mark["exercise"]: Mark(**mark)
             for mark in entry["exercises"]
             if entry["regraded"].get(mark["exercise"]) == self._regrade.get(mark["exercise"])
-            and _AGAIN not in mark["feedback"]
+            and not (mark["status"] == "stopped" and _AGAIN in mark["feedback"])
         }
 
     def add(self, grade: Grade, path: Path, variant: str) -> None:
@@ -65,14 +70,23 @@ class Record:
             "regraded": {id: reason for id, reason in self._regrade.items() if id in ids},
             "exercises": [mark.described() for mark in grade.exercises],
         }
-        key = entry["digest"], variant
+        key = _key(path, entry["digest"], variant)
         if self._known.get(key, {}) | {"file": ""} != entry | {"file": ""}:
             self._known[key] = entry
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
 
 
+def _key(path: Path, digest: str, variant: str) -> tuple[str, str, str]:
+    """With the file's name, which the feedback tells."""
+    return path.name, digest, variant
+
+
 def _digest(path: Path) -> str:
-    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+    """Nothing for a file that cannot be graded either."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return ""
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
         return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,7 +2,7 @@
 
 A chapter starts ranks a hundred times, and an answer needs hardly any of it. What `launch` gives back is
 therefore a `Later`: it starts the ranks where somebody looks at it who may. When the cells have run, everybody
-may, and everything here is what it was.
+may.
 """
 
 import functools
@@ -44,6 +44,9 @@ class Later:
             raise AttributeError(name)
         return getattr(self._value(), name)
 
+    def __radd__(self, other: Any) -> Any:
+        return other + self._value()
+
     def __reduce__(self) -> tuple:
         return _itself, (self._value(),)
 
@@ -61,7 +64,7 @@ def _forwarded(name):
 
 for _name in (
     *("enter", "exit", "iter", "len", "getitem", "contains", "reversed", "repr", "str", "format"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "hash", "add", "radd", "mul", "rmul"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "hash", "add", "mul", "rmul"),
 ):
     setattr(Later, f"__{_name}__", _forwarded(f"__{_name}__"))
 

@@ -1,6 +1,8 @@
 """course_exercises/authoring/ranks.py and patience.py: what is sent, in which group, what is under way, and what is
 alive."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 
@@ -73,6 +75,7 @@ def test_a_call_that_is_over_can_be_let_go():
 
 
 def test_what_a_thread_lets_go_of_late_is_no_peak(monkeypatch):
+    gc.collect()  # what earlier tests have left
     others, late = Sampling().held(), [ones(1000)]
     monkeypatch.setattr(patience, "wait_for_gloo", late.clear)
     with patience.PatientSampling() as memory:

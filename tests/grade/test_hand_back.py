@@ -322,14 +322,20 @@ def test_a_page_has_the_students_name_and_no_path_of_the_instructors(tmp_path):
     one = HandedIn(
         found("ada_03.ipynb"), grade(mark(), mark("passed"), path="/home/prof/x"), late, True
     )
-    [path] = pages.write([Total(student("1815", "Ada Löwe"), [one])], tmp_path)
+    [path] = pages.write([Total(student("1815", "Émilie du Châtelet"), [one])], tmp_path)
     text = path.read_text(encoding="utf-8")
-    assert path.name == "Ada-Löwe_1815.html"
+    assert path.name == "Émilie-du-Châtelet_1815.html"
     assert "/home" not in text
-    for said in ("Ada Löwe", "1815", "1.6 of 4 points", "3 days late", "2 points before that"):
+    for said in (
+        "Émilie du Châtelet",
+        "1815",
+        "1.6 of 4 points",
+        "3 days late",
+        "2 points before that",
+    ):
         assert said in text
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert "feedback/Ada-Löwe_1815.html" in index and "3 days late" in index
+    assert "feedback/Émilie-du-Châtelet_1815.html" in index and "3 days late" in index
 
 
 def test_what_is_said_of_a_file_names_no_folder_of_the_instructors(tmp_path):
@@ -431,6 +437,8 @@ def test_a_run_that_is_ended_leaves_what_was_graded_and_goes_on_there(command, c
         record.write('{"digest": "cut o')  # killed while it wrote
     assert not command("--into", "out")
     assert command.asked == ["third"]
+    assert not command("--into", "out")
+    assert command.asked == [], "each line stands by itself, also behind one that is cut off"
     assert Path("out/marks.csv").read_text().count("passed") == 3
     names = {"graded.jsonl", "marks.csv", "index.html", "feedback", "report.md", "report.png"}
     assert set(os.listdir("out")) == names

@@ -40,7 +40,7 @@ exchanging = Exercise(
         "waits-forever": "Ranks wait for each other, or for a message that nobody sends or receives. Each `send` needs a "
         "`recv` on the neighbour, and may wait for it: where both begin with `send`, or both with `recv`, neither goes on. "
         "Start all messages with `isend` and `irecv`, and wait afterwards. The first stage gets nothing from before it, "
-        "and the last nothing from behind it: count round no ring.",
+        "and the last nothing from behind it: the ranks form no ring.",
         "not-a-neighbour": "Not every rank has two neighbours: the first has none before it, the last none after it, and "
         "there the tensor is None. Send and receive with rank - 1 and rank + 1 where they exist, and with nobody else: "
         "neither round a ring, nor with yourself, nor in a collective.",
