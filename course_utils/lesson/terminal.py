@@ -25,6 +25,16 @@ _AGENTS_OWN = re.compile(
     r'Traceback [^\n]+\n  File "<frozen runpy>".*?ChildFailedError: *\n', re.DOTALL
 )
 _TO_END = 40.0  # seconds: torchrun gives its workers 30
+# torchrun starts workers with -u: each piece of a line would be written by itself, and lines of two ranks
+# mix. Python imports this at its start, in place of a module of that name that may lie behind it.
+_WHOLE_LINES = """
+import importlib.machinery, importlib.util, os, sys
+if "TORCHELASTIC_RUN_ID" in os.environ:
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
+behind = sys.path[sys.path.index(os.path.dirname(__file__)) + 1:]
+if found := importlib.machinery.PathFinder.find_spec(__name__, behind):
+    found.loader.exec_module(importlib.util.module_from_spec(found))
+"""
 
 
 def scratch() -> Path:
@@ -84,14 +94,14 @@ def run_in_terminal(
     TimeoutError with a sentence then.
     """
     own = {"GLOO_SOCKET_IFNAME": loopback(), "OMP_NUM_THREADS": "1", **hardware.QUIET}
-    own["PYTHONUNBUFFERED"] = ""  # else a line and its end are two writes: ranks' lines would mix
+    own["PYTHONUNBUFFERED"] = ""  # else a line and its end are two writes, too
     if "--max-restarts" in command:  # each start of the ranks meets in a store of its own
         own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with (
         tempfile.TemporaryDirectory(prefix="course-terminal-") as logs,  # torchrun's own would stay
         subprocess.Popen(
             command,
-            env=os.environ | own | {"PET_LOG_DIR": logs} | (variables or {}),
+            env=os.environ | own | _in_folder(logs) | (variables or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,6 +113,13 @@ def run_in_terminal(
         opened.callback(_end, program)
         printed, errors = _patiently(program, timeout)
     return printed if program.returncode == 0 else _AGENTS_OWN.sub("", errors)[-3000:]
+
+
+def _in_folder(logs: str) -> dict[str, str]:
+    """Has torchrun log into a folder, and its workers write whole lines."""
+    Path(logs, "sitecustomize.py").write_text(_WHOLE_LINES)
+    path = [logs, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PET_LOG_DIR": logs, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _end(program):

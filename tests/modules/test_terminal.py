@@ -55,6 +55,21 @@ def test_a_rank_writes_whole_lines_where_python_is_told_not_to_buffer(monkeypatc
     assert run_in_terminal(sys.executable, "-c", asked) == "False\n"
 
 
+def test_lines_of_two_ranks_do_not_mix(tmp_path):
+    script, line = tmp_path / "counts.py", "*range(50)"
+    script.write_text(f"for _ in range(300): print({line})")
+    expected = " ".join(map(str, range(50)))
+    assert set(torchrun(2, script).splitlines()) == {expected}
+
+
+def test_another_sitecustomize_is_imported_too(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("print('mine')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert run_in_terminal(sys.executable, "-c", "print('and the program')") == (
+        "mine\nand the program\n"
+    )
+
+
 def test_what_a_rank_says_is_shown_and_not_torchruns_own_traceback(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit('no such street')")
