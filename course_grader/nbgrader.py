@@ -216,7 +216,9 @@ def _to_come(path: Path, autograde: object) -> list[Path]:
     found = [path]
     for folder in later:
         expected, notebooks = folder / f"{folder.name}.ipynb", sorted(folder.glob("*.ipynb"))
-        done = Path(autograde._format_dest(folder.name, folder.parent.name)).exists()
+        course = autograde.coursedir
+        place = (course.autograded_directory, folder.parent.name, folder.name)
+        done = Path(course.format_path(*place)).exists()
         if (autograde.force or not done) and (expected in notebooks or len(notebooks) == 1):
             found.append(expected if expected in notebooks else notebooks[0])
     return found

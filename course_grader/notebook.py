@@ -88,7 +88,7 @@ class Notebook:
         self._over = False
         standins.install(self._note_checked, self._may_run)
         self._shell = _Shell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-        frames._is_cell = lambda file: False  # here a cell has a number that stays, so it is told
+        frames.is_cell = lambda file: False  # here a cell has a number that stays, so it is told
         self._shell.builtin_trap.__enter__()  # an answer may call `display` when it is checked, too
         self._namespace = self._shell.user_ns
         sys.modules["__main__"] = self._shell.user_module

@@ -32,7 +32,9 @@ def test_the_zigzag_is_pytorchs_cut_by_head_and_tail(length, ranks):
     positions, answer = load_code(10, "positions"), load_answer("10.2")
     ours = [positions(LAYOUTS["zig-zag"], rank, ranks, length) for rank in range(ranks)]
     assert torch.equal(torch.cat(ours), head_tail(length, ranks))
-    assert torch.equal(torch.cat([answer(length, ranks, r) for r in range(ranks)]), torch.cat(ours))
+    assert torch.equal(
+        torch.cat([answer([length], ranks, r) for r in range(ranks)]), torch.cat(ours)
+    )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -360,7 +360,10 @@ def test_the_process_gets_what_nbgrader_will_take_up(tmp_path: Path) -> None:
     (tmp_path / "done" / "fay").mkdir(parents=True)
     autograde = SimpleNamespace(
         assignments=[str(tmp_path / student / "03_ddp") for student in files],
-        _format_dest=lambda assignment, student: tmp_path / "done" / student,
+        coursedir=SimpleNamespace(
+            autograded_directory="done",
+            format_path=lambda step, student, assignment: tmp_path / step / student,
+        ),
         force=False,
     )
     first = tmp_path / "bob" / "03_ddp" / "03_ddp.ipynb"

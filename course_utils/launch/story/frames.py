@@ -64,7 +64,7 @@ class Frame(NamedTuple):
     def place(self) -> str:
         """The line in words: "cell line 7" or "train.py, line 7". Without the cell's number, which grows with every
         run, and is 1 for each cell under nbval."""
-        if _is_cell(self.file):
+        if is_cell(self.file):
             return f"cell line {self.line}"
         return f"{os.path.basename(self.file)}, line {self.line}"
 
@@ -120,7 +120,7 @@ def cells() -> dict[str, tuple]:
     }
 
 
-def _is_cell(file):
+def is_cell(file):
     """Only IPython makes /tmp/ipykernel_4711/123.py of a cell. It knows the cell's number too, but that is no help:
     it grows with every run, and nbval runs every cell as number 1."""
     ipython = sys.modules.get("IPython")
