@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from course_grader.limits import NOTEBOOK
 from course_grader.marks import Grade
 from course_grader.submission import NotGradable, read_file
 
 _FEWEST_NODES = 40
 _MOST_CHARACTERS = 20_000  # of a cell; the longest answer of the course has some 3,000
-_MOST_BYTES = 50 << 20  # of a notebook
 _COMMON = 0.2  # a form that so large a part of a class has, and four at least, is common
 
 
@@ -92,7 +92,7 @@ def among(graded: Sequence[tuple[Path, Grade]]) -> list[str]:
 
 def _forms(path: Path, grade: Grade) -> Iterator[tuple[str, str, str | None]]:
     with contextlib.suppress(NotGradable):
-        cells = read_file(path, _MOST_BYTES).cells
+        cells = read_file(path, NOTEBOOK).cells
         for mark in grade.exercises:
             if mark.status in ("passed", "failed", "stopped"):
                 known = (form_of(cell.source, mark.name) for cell in reversed(cells))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from course_grader import lms
+from course_grader.limits import NOTEBOOK
 
-_MOST_BYTES = 50 << 20  # of a member of an archive
 _MOST_BYTES_OF_ALL = 2 << 30  # of the notebooks in one archive, unpacked
 _MOST_MEMBERS = 10_000
 _MOST_NOTEBOOKS = 40  # of one student's archive; the course has 23
@@ -170,7 +170,7 @@ def _unpacked(opened, member, inside, one, folder, left):
         return one.refused(f"{inside} would land outside of its folder; hand in a notebook.")
     if stat.S_ISLNK(member.external_attr >> 16):
         return one.refused(f"{inside} is a link; hand in the notebook itself.")
-    if member.file_size > _MOST_BYTES:
+    if member.file_size > NOTEBOOK:
         return one.refused(f"{inside} is too large: {member.file_size / 1e6:.0f} MB.")
     if member.file_size > max(_FROM, _MOST_TIMES * member.compress_size):
         size = f"{member.file_size / 1e6:.0f} MB of {member.compress_size / 1e3:.0f} kB"
@@ -180,7 +180,7 @@ def _unpacked(opened, member, inside, one, folder, left):
         return one.refused(f"the notebooks before it have {most} already; hand in only yours.")
     try:
         with opened.open(member) as packed:
-            content = packed.read(_MOST_BYTES + 1)
+            content = packed.read(NOTEBOOK + 1)
         folder.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=folder), inside.name)
         place.write_bytes(content)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 MB = 1 << 20
+NOTEBOOK = 50 * MB  # the largest file that is read, in an archive or by itself
 PATIENCE = 10  # so many times `seconds` may pass where a busy machine has no processor for the code
 
 
@@ -22,4 +23,4 @@ class Limits:
     memory: int = 4096 * MB
     processes: int = 64
     file: int = 256 * MB
-    notebook: int = 50 * MB
+    notebook: int = NOTEBOOK

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from course_grader.limits import NOTEBOOK
 from course_grader.marks import Grade, Mark
 
 NAME = "graded.jsonl"
 _AGAIN = "Grade it again."  # a mark that says so (checking.py) is none
-_MOST_BYTES = 50 << 20
 
 
 class Record:
@@ -48,6 +48,8 @@ class Record:
 
     def marks(self, path: Path, variant: str) -> dict[str, Mark]:
         """The marks that a submission has already, by exercise."""
+        if not self._known:  # then no file need be read for it
+            return {}
         unknown = {"exercises": [], "regraded": {}}
         entry = self._known.get(_key(path, _digest(path), variant), unknown)
         return {
@@ -85,7 +87,7 @@ def _key(path: Path, digest: str, variant: str) -> tuple[str, str, str]:
 def _digest(path: Path) -> str:
     """Nothing for a file that cannot be graded either."""
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        if not path.is_file() or path.stat().st_size > NOTEBOOK:
             return ""
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

@@ -8,6 +8,7 @@ import linecache
 import re
 import symtable
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -43,23 +44,13 @@ def show_in_tracebacks(cell: CodeCell) -> None:
 
 
 def parse(cell: CodeCell) -> ast.Module:
-    """The cell's code; empty where it is no Python at all."""
-    try:
-        return parse_strictly(cell)
-    except SyntaxError:
-        return ast.Module([], [])
-
-
-def parse_strictly(cell: CodeCell) -> ast.Module:
-    """The cell's code without magics and shell commands. Raises SyntaxError, its line counted as
-    in the cell."""
+    """The cell's code without magics and shell commands; empty where it is no Python at all."""
     if _CELL_MAGIC.match(cell.source):
         return ast.Module([], [])  # a script, for example, whose names are not the chapter's
-    try:
-        tree = ast.parse(cell.source)
-    except SyntaxError:
-        tree = ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source))
-    return ast.increment_lineno(tree, cell.line_before)
+    for source in (cell.source, re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source)):
+        with suppress(SyntaxError):
+            return ast.increment_lineno(ast.parse(source), cell.line_before)
+    return ast.Module([], [])
 
 
 @cache

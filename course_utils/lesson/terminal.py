@@ -29,7 +29,7 @@ _TO_END = 40.0  # seconds: torchrun gives its workers 30
 # mix. Python imports this at its start, in place of a module of that name that may lie behind it.
 _WHOLE_LINES = """
 import importlib.machinery, importlib.util, os, sys
-if "TORCHELASTIC_RUN_ID" in os.environ:
+if sys.stdout and sys.stdout.write_through:
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
 behind = sys.path[sys.path.index(os.path.dirname(__file__)) + 1:]
 if found := importlib.machinery.PathFinder.find_spec(__name__, behind):
