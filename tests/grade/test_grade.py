@@ -27,6 +27,7 @@ import course_utils
 from course_grader import Grade, Limits, Mark, grade_file, grade_files, report
 from course_grader.limits import MB
 from course_utils.__main__ import main
+from tests.hostile_class.attacks import VARIANT
 from tests.hostile_class.members import hand_in, names_of
 
 ATTACKS = names_of("attacks")
@@ -115,7 +116,7 @@ def grades(handed_in):
         again = [(path, member) for path, member in handed_in if member.name in AGAIN]
         with nothing_left():
             found[isolated] = grade_all(
-                handed_in if isolated else again, isolated=isolated and None
+                handed_in if isolated else again, isolated=isolated and None, variant=VARIANT
             )
     return found
 

@@ -388,18 +388,23 @@ at_the_top_level(  # honest, and a KeyError: the environment was put back before
 )
 
 
+VARIANT = "drawn for this class"  # what the class is graded with
+
+
 def _searches_its_memory(tensor):
     import re
 
-    wanted = re.compile(b'"variant": "(?=[a-z0-9])')  # it does not find itself
-    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
-        for line in maps:
-            span, access, *_ = line.split()
-            if access.startswith("rw"):
-                start, end = (int(place, 16) for place in span.split("-"))
-                memory.seek(start)
-                if wanted.search(memory.read(end - start) or b""):
-                    return "the variant was there"
+    if not vars(_searches_its_memory).setdefault("searched", []):  # a GB: once is enough
+        _searches_its_memory.searched.append(True)
+        wanted = re.compile(b"drawn for (?=this class)")  # it does not find itself
+        with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+            for line in maps:
+                span, access, *_ = line.split()
+                if access.startswith("rw"):
+                    start, end = (int(place, 16) for place in span.split("-"))
+                    memory.seek(start)
+                    if wanted.search(memory.read(end - start) or b""):
+                        return "the variant was there"
     return tensor.numel() * tensor.element_size()
 
 
