@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import deque
 from collections.abc import Iterable
 
 import torch
@@ -68,38 +69,54 @@ class Sampling(private.dispatch_mode.value):
         found = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
         self.place = device().type
         self.alive: dict[int, tuple[weakref.ref, int]] = {}  # with the bytes that were seen last
-        self.peak = self.bound = 0  # bound: at least what is held, as nothing was taken off it
+        self.freed: deque[weakref.KeyedRef] = deque()  # gloo's threads free storages too
+        self.peak = self.bound = 0  # bound: at least what is held; a storage may shrink unseen
         self._add([local(tensor) for tensor in found])
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back with this rank's part
         result = func(*args, **kwargs or {})
-        touched = private.tree_leaves(
-            (args, kwargs, result)
-        )  # FSDP gives memory to what it then fills
-        self._add([leaf for leaf in touched if isinstance(leaf, torch.Tensor)])
+        # The arguments too: FSDP gives memory to what it then fills.
+        self._add((*args, *(kwargs or {}).values(), result))
+        self._take_off()
         if self.bound > self.peak:
             self.peak = max(self.peak, self.held())
         return result
 
     def held(self) -> int:
         """The bytes at this moment."""
-        storages = [reference() for reference, _ in self.alive.values()]
-        held = {
-            private.address.of(s): (weakref.ref(s), s.nbytes()) for s in storages if s is not None
-        }
-        self.alive, self.bound = held, sum(size for _, size in held.values())
+        self._take_off()
+        for address, (reference, _) in list(self.alive.items()):
+            if (storage := reference()) is not None:
+                self.alive[address] = reference, storage.nbytes()
+        self.bound = sum(size for _, size in self.alive.values())
         return self.bound
 
-    def _add(self, tensors: list[torch.Tensor]) -> None:
+    def _add(self, things: Iterable) -> None:
         """A tensor around others, such as the result of a functional collective, has no memory itself."""
-        for tensor in tensors:
-            if tensor.device.type == self.place and not hasattr(tensor, "__tensor_flatten__"):
-                storage = tensor.untyped_storage()
+        for thing in things:
+            if isinstance(thing, list | tuple):
+                self._add(thing)
+            elif (
+                isinstance(thing, Tensor)
+                and thing.device.type == self.place
+                and not hasattr(thing, "__tensor_flatten__")
+            ):
+                storage = thing.untyped_storage()
                 address, size = private.address.of(storage), storage.nbytes()
                 reference, seen = self.alive.get(address, (None, 0))
                 known = reference is not None and reference() is storage
                 if not known or size > seen:
-                    self.alive[address] = weakref.ref(storage), size
-                    self.bound += size - seen * known
+                    self.bound += size - seen
+                    self.alive[address] = (
+                        weakref.KeyedRef(storage, self.freed.append, address),
+                        size,
+                    )
+
+    def _take_off(self) -> None:
+        """What was freed since the last call; its address may have another storage by now."""
+        while self.freed:
+            reference = self.freed.popleft()
+            if self.alive.get(reference.key, (None, 0))[0] is reference:
+                self.bound -= self.alive.pop(reference.key)[1]

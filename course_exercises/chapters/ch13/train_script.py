@@ -60,7 +60,7 @@ stage = Stage(
 )
 BUDGET = 2.0  # times the bytes of the parameters
 # A model of which a block is small, and windows of which a few are large beside it.
-SIZES = {"width": 32, "layers": 12, "batch": 28, "epochs": 2, "micro-batch": 1}
+SIZES = {"width": 32, "layers": 12, "batch": 28, "epochs": 2, "micro-batch": 2}
 ALONE = SIZES | {"micro-batch": 28}  # one rank has no budget: it takes a step's windows at once
 LIVES = Life(4, after=2), Life(2, metered=True)
 SAVED = SIZES | {"save-every": 1}
