@@ -784,8 +784,7 @@ check("8.6", mine.script(8))
 #
 # ### Bug hunt: size and speed at once
 #
-# The web article *Data Parallelism & Model Parallelism* says of FSDP that it "elegantly solves the problem of both model
-# size and training speed". Another one, *Parallelize Your Way to Faster Deep Learning*, says that "model sharding
+# You will read that FSDP "elegantly solves the problem of both model size and training speed", and that "model sharding
 # involves splitting a large model into smaller pieces and distributing them across multiple GPUs".
 #
 # **Predict** how many blocks one of 4 ranks computes with FSDP, as a multiple of DDP's.
