@@ -503,10 +503,10 @@ except RankFailure as failure:
 #
 # ### Bug hunt: a cut model on two ranks
 #
-# You will read that "backpropagation works automatically across GPUs" (the article *Data Parallelism & Model
-# Parallelism*). That is true within one process, where `.to("cuda:1")` is an operation that autograd records. Here
-# somebody has moved such a model to two processes and replaced `.to` by `send` and `recv`. It runs, and the loss
-# falls. Read the code below: by how much do the parameters of rank 0 change in four steps, and why?
+# You will read that "backpropagation works automatically across GPUs". That is true within one process, where
+# `.to("cuda:1")` is an operation that autograd records. Here somebody has moved such a model to two processes and
+# replaced `.to` by `send` and `recv`. It runs, and the loss falls. Read the code below: by how much do the parameters
+# of rank 0 change in four steps, and why?
 
 # %% tags=["prediction"]
 predicted = {"largest change of a parameter of rank 0": 0.0}
@@ -548,9 +548,8 @@ compare(predicted, measured)
 #
 # ### A claim to test: twice the GPUs, twice the speed
 #
-# "The speedup is roughly proportional to the number of GPUs you have available", says the article *Parallelize Your
-# Way to Faster Deep Learning: Exploring DataParallel*. Take copies, a batch of 16 images, and messages that take no
-# time. How many times faster than one rank are 6 ranks, and 12?
+# You will read that "the speedup is roughly proportional to the number of GPUs you have available". Take copies, a
+# batch of 16 images, and messages that take no time. How many times faster than one rank are 6 ranks, and 12?
 
 # %% tags=["prediction"]
 predicted = {"speed-up with 6 ranks": 5.33, "speed-up with 12 ranks": 8.0}

@@ -92,7 +92,7 @@ launch(average_one_gradient, 2)
 # * A **frozen** parameter (`requires_grad=False`) has no gradient, and a parameter that no rank used has none either.
 #   Their `.grad` is `None` and stays so.
 # * A **tied** parameter is one tensor that two layers share. It has one gradient.
-# * A parameter may be used on some ranks only, because their batches take another way through the model. A rank that
+# * A parameter may be used only on some ranks, because their batches take another way through the model. A rank that
 #   did not use it adds zeros and ends with the mean, as the others do. It cannot see that the others have a gradient,
 #   and all ranks must make the same collectives: let them agree first.
 #

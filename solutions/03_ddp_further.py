@@ -6,7 +6,7 @@
 # ranks, a layer that looks at its whole batch, a parameter that no loss uses, and a hang without `launch` to explain
 # it. You also write the machinery of DDP yourself.
 #
-# Run the parts in their order: some use what an earlier one defines. None needs an answer of the lesson.
+# Run the parts in their order: some use what an earlier one defines. None needs an answer from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import time
@@ -87,8 +87,7 @@ print("largest difference of a gradient from one process:", check_equal(expected
 #
 # If the batch that you want does not fit into memory, cut it into **micro-batches** and let `backward` add their
 # gradients up before one `step`. That is **gradient accumulation**. DDP does not know that you wait: it averages
-# after every `backward`. Under `model.no_sync()` a pass, forward and backward, keeps its gradients to itself. The
-# next backward outside sends the sum.
+# after every `backward`. Under `model.no_sync()` a pass, forward and backward, keeps its gradients to itself. The next backward outside of it sends the sum.
 #
 # **Predict.** MnistNet has 39,760 parameters of 4 bytes. A step has 4 micro-batches. How many bytes does each rank
 # hand to `all_reduce` in one step, without and with `no_sync`?
@@ -181,7 +180,10 @@ def duration(step):
 
 
 fastest = {name: min(zip(*of_rank), key=duration) for name, of_rank in steps.items()}
-titles = ("8 buckets, emulated: most of it hides", "1 bucket, emulated: nothing hides")
+titles = (
+    "8 buckets (emulated): most all-reduces run beside backward",
+    "1 bucket (emulated): the all-reduce comes after backward",
+)
 plots.timelines(dict(zip(titles, fastest.values())))
 plt.show()
 
@@ -385,8 +387,8 @@ check("3.8", where_time_goes)
 # * **Accumulation.** Under `no_sync()` every rank adds up its own gradients and sends nothing. The next backward
 #   outside averages the whole sum.
 #
-# `parameter.register_post_accumulate_grad_hook(function)` has `function(parameter)` called each time that backward
-# has finished this parameter's `.grad`.
+# After `parameter.register_post_accumulate_grad_hook(function)`, PyTorch calls `function(parameter)` each time that
+# backward has finished this parameter's `.grad`.
 #
 # Do not write it in one go. Climb in four steps, and run the check after each: it goes on behind a line that fails,
 # so it shows on which step you stand. `hint("3.4")` prints the next of three hints.
@@ -565,7 +567,7 @@ print("largest difference between the ranks:", check_equal(after_0, [after_1]))
 # %%
 _, before_too, after_too = launch(uneven_with_join, 2, False)[0]
 halved, whole_step = (after_0 - before).norm(), (after_too - before_too).norm()
-print(f"length of the last step, by default to False: {halved / whole_step:.2f}")
+print(f"the last step by default, as a share of that with False: {halved / whole_step:.2f}")
 
 # %% [markdown]
 # With `False` the last step is that of one process on the rows that are left. If you want full batches in every step,
@@ -660,9 +662,9 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
 # and each rank has its own running mean and variance. At the start of the next forward DDP copies rank 0's buffers to
 # all, so what ranks 1 to 3 have seen is lost (`broadcast_buffers=True`).
 #
-# With large shares this does little harm. With a few rows a rank, the statistics become noise. The repair is to all-reduce
-# the sums inside the layer. On GPUs `nn.SyncBatchNorm.convert_sync_batchnorm(model)` does it, with one more collective in
-# forward and one in backward for every such layer.
+# With large shares this does little harm. With a few rows a rank, the statistics become noise. The repair is to
+# all-reduce the sums inside the layer. On GPUs `nn.SyncBatchNorm.convert_sync_batchnorm(model)` does it, with one more
+# collective in forward and one in backward for every such layer.
 
 # %% [markdown]
 # ## 5. Break it: a parameter without a gradient, and a hang without `launch`
@@ -845,9 +847,9 @@ print(*sorted(torchrun(2, script, scratch(), "1800").splitlines()), sep="\n")
 print(torchrun(2, script, scratch(), "10", "--rank-0-only"))
 
 # %% [markdown]
-# What torchrun calls the *root cause (first observed failure)* is the rank whose patience ended first, and that may
-# be the innocent one. One rank waited longer than the limit and raised an error. The other found its connection
-# closed a moment later, or was ended by torchrun. What you want is the same moment on all ranks.
+# What torchrun calls the *root cause (first observed failure)* is the rank that reached its time limit first, and it
+# may be innocent. That rank waited longer than the limit and raised an error. The other found its connection closed a
+# moment later, or was ended by torchrun. What you want is the same moment on all ranks.
 #
 # *The record of calls.* PyTorch keeps the last collectives of a process in memory, in its **flight recorder**. The
 # function `watch` writes them to a file whenever nothing new has begun for a second. (For gloo it has to call a private

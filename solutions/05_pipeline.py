@@ -109,7 +109,7 @@ def first_stage(stage, micro_batches, timed):
 
 
 # %% [markdown]
-# The last stage computes the loss. The loss of a micro-batch is a mean over its own rows only, so it counts for 1/m.
+# The last stage computes the loss. The loss of a micro-batch is a mean over only its own rows, so it counts for 1/m.
 
 
 # %%

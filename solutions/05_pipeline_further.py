@@ -198,7 +198,7 @@ plt.show()
 # ranks have 4, 3, 2 and 1 in flight, under ZB-H1 4 each: the last rank puts its W off, so that its B, for which the
 # others wait, come early. ZB-H2 runs 2(p - r) - 1 forward passes on rank r before its first B, and has 7 on each.
 #
-# ### What ZB-H2 needs so that its zero counts
+# ### When ZB-H2 saves time
 
 # %%
 for name in ("1F1B", "ZB-H1", "ZB-H2"):
@@ -262,12 +262,12 @@ plt.show()
 # has a gap between its first box and its last.*
 #
 # No rank needs less than another: a rank is as early in one chunk as it is late in the other, so all have 2p half
-# passes in flight, what 1F1B's first rank has. ZB-V's zero holds from 2p - 1 micro-batches on, for three equal times
-# only, and like ZB-H2's where a rank begins its next step at once. DualPipe-V keeps one half pass more, 2p + 1 (table 2
-# of the report). Where a half F takes as long as a half B, $t_F = t_B \ge t_W$, and there are 2p micro-batches, it is
-# idle for $(p-1)(t_F+t_B-t_W)$: half of ZB-H1's time, since the passes are half as long. The report's table, whose PP
-# is our 2p, has $(PP/2-1)(F\&B+B-3W)$: B is a whole backward pass there, and a pair F&B is one op that gives both
-# results at its end.
+# passes in flight, what 1F1B's first rank has. ZB-V has no bubble only with 2p - 1 micro-batches or more, with three
+# equal times, and, like ZB-H2, where a rank begins its next step at once. DualPipe-V keeps one half pass more, 2p + 1
+# (table 2 of the report). Where a half F takes as long as a half B, $t_F = t_B \ge t_W$, and there are 2p
+# micro-batches, it is idle for $(p-1)(t_F+t_B-t_W)$: half of ZB-H1's time, since the passes are half as long. The
+# report's table, whose PP is our 2p, has $(PP/2-1)(F\&B+B-3W)$: B is a whole backward pass there, and a pair F&B is one
+# op that gives both results at its end.
 #
 # ## 4. By hand, then at work: an engine, seven schedules, a classifier
 #
@@ -587,7 +587,7 @@ compare(
 # %% [markdown]
 # All seven give the same gradients, and as many passes in flight as simulated. Eight pieces have seven boundaries,
 # which is $(pv-1)/(p-1) = 7/3$ times as many as three: between the chunks a micro-batch also travels from the last rank
-# back to the first. On a V it stays, and no message leaves the neighbourhood.
+# back to the first. On a V it stays on the last rank at the turn, and every message goes to a neighbour.
 
 # %%
 for name in ("interleaved", "ZB-V"):
@@ -984,8 +984,7 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
     print(f", {batches[0][0]} batches counted in one step" if any(batches) else "")
 
 # %% [markdown]
-# The running mean and variance move four times in a step instead of once, and each time towards the statistics of
-# eight rows only. Layer normalisation works within a row. Transformers use it, which is one reason why they are easy
+# The running mean and variance move four times in a step instead of once, and each time towards the statistics of only eight rows. Layer normalisation works within a row. Transformers use it, which is one reason why they are easy
 # to pipeline. For a convolutional network, GPipe keeps the statistics of each micro-batch for training and gathers
 # those of the whole batch for evaluation (Huang et al., section 2.2). **Group normalisation**, which takes its mean
 # over some channels of one image, avoids the question.
@@ -1137,10 +1136,10 @@ figures.chunks_and_hops(counts, idle)
 plt.show()
 
 # %% [markdown]
-# *If messages take no time, each further chunk helps, but less and less. With slow ones the curve turns upwards: at the
-# beginning and at the end of a step nothing hides the hops, pv - 1 on the way there and as many back, and they grow
-# with the chunks. With a latency of 0.25 and more than four chunks, a pass is also shorter than the trip of its result,
-# so every rank waits for messages in between, too.*
+# *If messages take no time, each further chunk helps, but less and less. With slow ones the curve turns upwards. At the
+# beginning and at the end of a step nothing hides the hops: there are pv - 1 on the way there and as many on the way
+# back, so more chunks mean more hops. With a latency of 0.25 and more than four chunks, a pass is also shorter than the
+# trip of its result, so every rank waits for messages in between, too.*
 #
 # ## 8. On a cluster
 #
@@ -1159,7 +1158,7 @@ plt.show()
 #
 # 1. Backward is two products: B, for which the stage before waits, and W, which can wait.
 # 2. If sends do not wait, and receives follow the order of the sender's list, every legal schedule runs, on a V too.
-# 3. A zero bubble counts only where a rank begins the next step without waiting for the others.
+# 3. A zero bubble saves time only where a rank begins the next step without waiting for the others.
 # 4. A factor in all gradients shows under SGD and hides under Adam: compare gradients, not losses.
 # 5. A layer that looks at several rows (batch normalisation) or draws random numbers (dropout, run twice) gives other
 #    gradients than one process, unless you take care.

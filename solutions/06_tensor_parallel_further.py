@@ -5,7 +5,7 @@
 # Then come two things that can go wrong with any cut. Dropout has to drop the same numbers on all ranks in one place,
 # and different ones in another. Clipping needs the norm of all gradients.
 #
-# None of it needs an answer of the lesson.
+# None of it needs an answer from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt
@@ -182,7 +182,7 @@ class ScatterSequence(torch.autograd.Function):
 
 
 # %% [markdown]
-# The rest of the block stays as it is. But a norm now sees a rank's own tokens only, as do the biases added after the
+# The rest of the block stays as it is. But a norm now sees only a rank's own tokens, as do the biases added after the
 # reduce-scatter. Their gradients are terms, to be added up over the ranks after backward.
 
 
@@ -443,7 +443,7 @@ for inside, outside in [(same_seed, same_seed), (own_seed, own_seed), (own_seed,
 # ### Clipping by a local norm
 #
 # **Gradient clipping** scales all gradients down if their norm is too large. The norm is that of the *whole*
-# gradient. `clip_grad_norm_` on a rank sees that rank's parts only.
+# gradient. `clip_grad_norm_` on a rank sees only that rank's parts.
 
 
 # %%
@@ -527,10 +527,9 @@ check("6.6", clip_gradient_norm)
 # %% [markdown]
 # ### Bug hunt: two things called tensor parallelism
 #
-# The web article *PyTorch Model Parallelism* shows a model in `DistributedDataParallel` under the heading *Tensor
-# Parallelism*, with the remark *creating a large layer that can be split*. It goes on with
-# *nn.parallel.DistributedTensorParallel (New API)*, and the line `tp_fc = RowwiseParallel(fc)`. Which part of the
-# layer does a rank hold in each case?
+# You will find a model in `DistributedDataParallel` under the heading *Tensor Parallelism*, with the remark *creating a
+# large layer that can be split*, and next to it the line `tp_fc = RowwiseParallel(fc)`. Which part of the layer does a
+# rank hold in each case?
 
 
 # %%
@@ -556,7 +555,7 @@ print("in a plan, weights of shapes", launch(repaired, 2))
 # %% [markdown]
 # DDP splits nothing: 4,004,000 bytes are the whole layer. It is data parallelism. `RowwiseParallel` is no layer and
 # wraps none: it is a style, an entry of a plan for `parallelize_module`. By default it expects an input in columns;
-# this input is whole. No class of PyTorch has the name in the second heading.
+# this input is whole.
 
 # %% [markdown]
 # ## 6. Exercises

@@ -116,7 +116,7 @@ print("largest difference from one process:", check_equal(whole.cpu(), copies))
 # $$\text{rank} = (i_d \cdot p + i_p) \cdot t + i_t .$$
 #
 # The order matters because machines are filled with consecutive ranks: 0 to 7 are the 8 GPUs of the first machine.
-# Ranks that differ in the last coordinate only are neighbours, so the last dimension should be the one that needs the
+# Ranks that differ only in the last coordinate are neighbours, so the last dimension should be the one that needs the
 # fastest links. You will see why that is tensor.
 #
 # A group of a dimension is a line of the grid: its coordinate varies, and the others stay the same.

@@ -5,7 +5,7 @@
 # over two kinds of links, which grid suits a model of 70 billion parameters on 64 GPUs, and which ranks draw the same
 # random numbers. At the end you place the dimensions on machines.
 #
-# Run the parts in their order, because some use what an earlier one defines. None needs an answer of the lesson.
+# Run the parts in their order, because some use what an earlier one defines. None needs an answer from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import torch

@@ -40,7 +40,7 @@ ch08.pages()
 plt.show()
 
 # %% [markdown]
-# *Page 3 is in use. Of the other pages each building has its own quarter.*
+# *Page 3 is in use. Of every other page, each building has only its own quarter.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -152,9 +152,10 @@ print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in l
 #
 # Five entries make up the ledger of a GPU's memory in training.
 #
-# * **Parameters**, **gradients** and **optimizer state** are the **model states**. In data parallelism every rank holds the
-#   same ones. They can be sharded.
-# * **Activations** are what forward keeps for backward (chapter 4). Every rank has its own, so there is nothing to shard.
+# * **Parameters**, **gradients** and **optimizer state** are the **model states**. In data parallelism every rank holds
+#   the same ones. They can be sharded.
+# * **Activations** are what forward keeps for backward (chapter 4). Every rank has its own, so there is nothing to
+#   shard.
 # * **Temporary buffers** exist for a moment, such as a gathered unit.
 #
 # Adam keeps two averages for each parameter. In **mixed precision** parameters and gradients have 16 bits, too few for
@@ -305,12 +306,12 @@ compare(
 # %% [markdown]
 # With $\Psi$ parameters, a reduce-scatter or an all-gather sends $\Psi(n-1)/n$ numbers from each rank:
 #
-# * **Stages 1 and 2**: reduce-scatter the gradients, update, all-gather the parameters. That is $2\Psi(n-1)/n$, no more than
-#   data parallelism.
+# * **Stages 1 and 2**: reduce-scatter the gradients, update, all-gather the parameters. That is $2\Psi(n-1)/n$, no more
+#   than data parallelism.
 # * **Stage 3**: two all-gathers and a reduce-scatter, $3\Psi(n-1)/n$.
 #
-# So stage 1 saves memory at no cost in bytes. Stage 2 does too, except with gradient accumulation: to hold no more than a
-# shard of the gradients, the ranks have to reduce them after *every* micro-batch.
+# So stage 1 saves memory at no cost in bytes. Stage 2 does too, except with gradient accumulation: to hold no more than
+# a shard of the gradients, the ranks have to reduce them after *every* micro-batch.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch
@@ -678,9 +679,9 @@ print("largest difference from one process:", check_equal(expected, values))
 # If rank 0 has no room either, draw the values after `to_empty`, with each layer's `reset_parameters()`. But on CPUs
 # all shards then get the same numbers (`08_fsdp_further`, section 5).
 #
-# If even the shards are too large, `offload_policy=CPUOffloadPolicy()` keeps them, their gradients and the optimizer state
-# in the host's memory (**CPU offload**, run in `08_fsdp_further`). Every gather then crosses the slow link between host
-# and GPU.
+# If even the shards are too large, `offload_policy=CPUOffloadPolicy()` keeps them, their gradients and the optimizer
+# state in the host's memory (**CPU offload**, run in `08_fsdp_further`). Every gather then crosses the slow link
+# between host and GPU.
 #
 # ### Checkpoints: four ranks save, two or one resume
 #
@@ -784,8 +785,7 @@ check("8.6", mine.script(8))
 #
 # ### Bug hunt: size and speed at once
 #
-# The web article *Data Parallelism & Model Parallelism* says of FSDP that it "elegantly solves the problem of both model
-# size and training speed". Another one, *Parallelize Your Way to Faster Deep Learning*, says that "model sharding
+# You will read that FSDP "elegantly solves the problem of both model size and training speed", and that "model sharding
 # involves splitting a large model into smaller pieces and distributing them across multiple GPUs".
 #
 # **Predict** how many blocks one of 4 ranks computes with FSDP, as a multiple of DDP's.
@@ -902,9 +902,9 @@ except RankFailure as failure:
 # %% [markdown]
 # ## 7. See it: the ledger with sliders
 #
-# The explorer shows the model states of one rank with the bytes of the ZeRO paper and, for stage 3, two gathered units, each
-# a fortieth of the model. Two things to try: with 42.5 billion parameters on 64 ranks only stage 3 fits into 80 GB; on
-# one rank all stages are equal.
+# The explorer shows the model states of one rank with the bytes of the ZeRO paper and, for stage 3, two gathered units,
+# each a fortieth of the model. Two things to try: with 42.5 billion parameters on 64 ranks only stage 3 fits into 80
+# GB; on one rank all stages are equal.
 
 # %%
 explore.Explorer(
@@ -929,19 +929,19 @@ explore.Explorer(
 #
 # * **The mesh** has a second dimension where links inside a machine are faster (`08_fsdp_further`).
 # * **Gathers overlap with computing** only on GPUs.
-# * **Checkpoints** go to a file system that all machines see. `dcp.async_save` copies the shards to the host's memory and
-#   writes while training goes on.
+# * **Checkpoints** go to a file system that all machines see. `dcp.async_save` copies the shards to the host's memory
+#   and writes while training goes on.
 #
-# `cluster/train.py` adds gradient clipping, the position in the data, and checkpoints that are verified. Launch files for
-# SLURM and Kubernetes lie beside it.
+# `cluster/train.py` adds gradient clipping, the position in the data, and checkpoints that are verified. Launch files
+# for SLURM and Kubernetes lie beside it.
 
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. With Adam, model states take 16 bytes a parameter, in float32 and in mixed precision. ZeRO divides the optimizer state,
-#    then the gradients, then the parameters among the ranks.
-# 2. Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much. Only stage 3's memory has no
-#    floor.
+# 1. With Adam, model states take 16 bytes a parameter, in float32 and in mixed precision. ZeRO divides the optimizer
+#    state, then the gradients, then the parameters among the ranks.
+# 2. Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much. Only with stage 3 does the
+#    memory go on shrinking with more ranks.
 # 3. Shard each block, then the root. With the root alone, a rank's peak holds all parameters and gradients.
 # 4. Wrap first, then make the optimizer. Every rank calls forward.
 # 5. A checkpoint holds model *and* optimizer, and loads on any number of ranks.

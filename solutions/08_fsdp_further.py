@@ -118,8 +118,8 @@ print("fully_shard on 2 ranks, largest difference from one process:", difference
 # ## 3. Predict, then measure: what accumulation saves, and what it costs
 #
 # A step has two micro-batches and one update (chapter 3). By default each backward reduces its gradients. With
-# `set_requires_gradient_sync(False)` only the last one does. That saves messages, and loses what ZeRO-2 had won: until
-# the last backward every rank keeps whole gradients.
+# `set_requires_gradient_sync(False)` only the last one does. That saves messages, but gives up the memory that sharded
+# gradients save: until the last backward every rank keeps whole gradients.
 #
 # **Predict** both, for a step of two micro-batches on 2 ranks. In each, the root unit stays gathered from forward to
 # backward, so it is gathered once, and the blocks twice.
@@ -318,7 +318,7 @@ values = launch(train_wrapped, 2, lambda model: wrap(recompute_between(model, []
 print("by operation, largest difference from one process:", check_equal(expected, values))
 
 # %% [markdown]
-# No product is computed twice, and a third of the memory is saved. Recomputing all saves seven eighths of it. Programs
+# No product is computed twice, and a third of the memory is saved. Recomputing everything saves seven eighths. Programs
 # choose between the two: torchtitan keeps attention's result and every second product. Chapter 12's *selective* is
 # Megatron-LM's choice: only attention is computed again.
 
@@ -559,9 +559,10 @@ print(
 # %% [markdown]
 # ### A half-written checkpoint is never taken for a whole one
 #
-# A rank can die while it writes. Below, rank 1 is killed (`SIGKILL`) in the middle of a save, when the other has
-# written its file. Two things keep it from being loaded. DCP writes `.metadata` last, after every rank has reported
-# that it is done. And `save_whole` gives the folder its name only then. Programs look for finished names only.
+# A rank can die while it writes. Below, rank 1 is killed (`SIGKILL`) in the middle of a save, after the other rank has
+# written its file. Two things keep the half-written checkpoint from being loaded. DCP writes `.metadata` last, after
+# every rank has reported that it is done. And `save_whole` gives the folder its name only then. Programs look for
+# finished names only.
 
 # %%
 import torch.distributed.checkpoint as dcp
@@ -802,10 +803,10 @@ compare(
 #
 # ### Weights for others: safetensors
 #
-# DCP's folder is for going on. Weights are handed to others as **safetensors**: a file that holds tensors and nothing
-# that could run. It begins with 8 bytes, the length of the header. The header is JSON and says of each tensor the type,
-# the shape, and where its bytes begin and end. Then come the bytes. So every rank can work out where its rows lie, and
-# write them there itself.
+# DCP's folder is for continuing the training. To hand weights to other programs, people use **safetensors**: a file
+# that holds tensors and nothing that could run. It begins with 8 bytes, the length of the header. The header is JSON
+# and says of each tensor the type, the shape, and where its bytes begin and end. Then come the bytes. So every rank can
+# work out where its rows lie, and write them there itself.
 
 # %%
 import json
@@ -902,9 +903,7 @@ compare(
         "As if the whole model were gathered: every rank writes its own rows.": {
             "bytes sent": 2 * P
         },
-        "With the optimizer state, which safetensors for others do without.": {
-            "bytes of the tensors": 2 * P
-        },
+        "As if the optimizer state were in the file, too.": {"bytes of the tensors": 2 * P},
     },
 )
 
@@ -994,12 +993,13 @@ print("said, as a warning:", *said)
 compare(
     predicted,
     {"matrices with two different halves": differ},
-    {"So it is on GPUs.": {"matrices with two different halves": len(upper)}},
+    {"That is right on GPUs.": {"matrices with two different halves": len(upper)}},
 )
 
 # %% [markdown]
-# Each rank drew the same numbers, for another half. On GPUs PyTorch advances every rank's generator to the place of its
-# shard; on CPUs it does not, and the only sign is a warning. So on CPUs draw all values on rank 0 (lesson, section 4).
+# Both ranks drew the same numbers, although they hold different halves. On GPUs PyTorch advances every rank's generator
+# to the place of its shard; on CPUs it does not, and the only sign is a warning. So on CPUs draw all values on rank 0
+# (lesson, section 4).
 #
 # ### A full state dict on every rank
 #
@@ -1075,7 +1075,8 @@ for clip in (clip_by_local_norm, clip_by_whole_norm):
 
 # %% [markdown]
 # `clip_grad_norm_` on DTensors computes the norm of the whole gradient. Norms of local shards, in logging or in your
-# own clipping, are smaller. The ranks never disagree, since there is only one model, the wrong one.
+# own clipping, are smaller. No comparison between ranks shows the mistake: their shards fit together, to one wrong
+# model.
 
 # %% [markdown]
 # ## 6. Exercises: an FSDP of your own
@@ -1477,8 +1478,8 @@ for machines in (2, 8, 64):
     )
 
 # %% [markdown]
-# *With one ring nearly three times the parameters' bytes leave each machine, with hybrid shards less than two times.
-# The all-reduces of hybrid shards can hide behind backward, while a gather is needed at once.*
+# *With one ring, nearly three times the bytes of the parameters leave each machine; with hybrid shards, less than
+# twice. The all-reduces of hybrid shards can hide behind backward, while a gather is needed at once.*
 #
 # ## 8. On a cluster
 #

@@ -393,7 +393,7 @@ for left_out in ("nothing", *saved):
 # code. `np.random.get_state()` holds an array, so you have to find another form for it.
 #
 # The random states are those of one rank. Ranks that draw different numbers put the states of all of them into the
-# checkpoint, for instance with `all_gather_object`. That is exact for the same number of ranks only.
+# checkpoint, for instance with `all_gather_object`. That is exact only for the same number of ranks.
 
 # %% nbgrader={"grade_id": "9.3", "solution": true}
 import random
@@ -1093,8 +1093,8 @@ print(launch(rank_1_hangs, 2, empty("hanging") / "done"))
 
 # %% [markdown]
 # The healthy rank raises an error and ends, its agent sees that, and all start again. Without an argument the process
-# group's own limit holds: by default 10 minutes for NCCL and 30 for other backends. Set it to a few times your
-# longest step:
+# group's own limit holds: by default 10 minutes for NCCL and 30 for other backends. Set it to a few times your longest
+# step:
 # [`init_process_group(timeout=timedelta(minutes=2))`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
 # The limit does not say *which* rank hangs. An agent that gets a sign of life from every worker does
 # (`09_elastic_further`).

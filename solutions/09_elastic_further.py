@@ -6,7 +6,7 @@
 # hangs, what torchrun's options cost, how a group goes on without a restart, what a killed launcher leaves behind, and
 # how cells run over several hosts.
 #
-# Run the parts in their order. None of them needs an answer of the lesson. The notebook kills processes with signals
+# Run the parts in their order. None of them needs an answer from the lesson. The notebook kills processes with signals
 # and needs Linux or macOS.
 
 # %% tags=["nbval-ignore-output"]
@@ -148,16 +148,16 @@ compare(
 #   *told* where to begin.
 # * The loader counts. `StatefulDataLoader` of torchdata takes the place of `DataLoader`, and its `state_dict` counts
 #   the batches that the loop has got
-#   ([documentation](https://docs.pytorch.org/data/0.8/_sources/torchdata.stateful_dataloader.rst.txt)). It knows its
-#   own rank only, so the global order of the lesson remains your task.
+#   ([documentation](https://docs.pytorch.org/data/0.8/_sources/torchdata.stateful_dataloader.rst.txt)). It knows only
+#   its own rank, so the global order of the lesson remains your task.
 #
 # ## 4. By hand, then with PyTorch: an agent that listens, and what waiting costs
 #
 # ### An agent that listens
 #
-# The lesson's agent watches for processes that end. One that hangs is alive. The remedy is a heartbeat: a worker
-# gives a sign after every step, here by touching its file, and the agent acts when no sign comes for longer than its
-# `patience`.
+# The lesson's agent watches for processes that end. A process that hangs has not ended. The remedy is a heartbeat: a
+# worker gives a sign after every step, here by touching its file, and the agent acts when no sign comes for longer than
+# its `patience`.
 
 
 # %%
@@ -311,7 +311,8 @@ check("9.5", elastic_limits)
 # PyTorch 2.14 on it can be made anew, in processes that go on: `init_process_group(enable_reconfigure=True)` gives each
 # process a handle, and `torch.distributed._reconfigure(uuid=..., handles=[...])` builds the group of all whose handles
 # it gets. The underscore says that PyTorch calls it experimental; `Member.meet` below is the only place that calls it.
-# Who belongs to the group, somebody has to say: here a list in a store of this notebook, which has a number.
+# Somebody has to say who belongs to the group: here a list in a store of this notebook does, and every new list gets a
+# new number.
 #
 # A member that is killed takes nothing along. In data parallelism each rank has the whole model, so the others go on
 # with the step that failed, and share its samples out anew. One that comes late gets parameters and optimizer state
@@ -483,19 +484,20 @@ print(
 # **The price.**
 #
 # * Somebody has to notice who is gone, and call the others. Here the notebook kills and calls. On a cluster an agent
-#   has to look, and a member that *hangs* is found by the time limit of a collective only.
-# * A step in which some members had their sum and others had not leaves them one step apart. So whoever meets first
-#   compares steps, and all take the state of the member that is furthest.
-# * When the last member dies, only a checkpoint helps. So it does where no member has the whole model, as with FSDP over
-#   all ranks.
+#   has to look, and a member that *hangs* is found only by the time limit of a collective.
+# * A step in which some members had their sum and others had not leaves them one step apart. So when members meet they
+#   first compare their steps, and all take the state of the one that is furthest.
+# * When the last member dies, only a checkpoint helps. The same is true where no member has the whole model, as with
+#   FSDP over all ranks.
 # * Where a bug ends one member, it ends the next one too.
 #
-# [torchft](https://github.com/meta-pytorch/torchft) (Meta) does the same for replicas of many ranks each: a *lighthouse*
-# hears the heartbeats and says in each step who takes part, and a manager in each replica lets the optimizer step only
-# if the exchange went well. Its global batch shrinks while a replica is away. With torchft 0.2.0 and two tiny replicas
-# on two busy cores, from a kill until the step counted took 5.1 s in three runs, since for so long a heartbeat may stay
-# out, and a step took 6 to 8 ms where a plain `all_reduce` took 1.3 to 1.7 ms. A restart, by torchrun, costs a new
-# rendezvous, new processes with their imports, a checkpoint to read, and the steps since it was written.
+# [torchft](https://github.com/meta-pytorch/torchft) (Meta) does the same for replicas of many ranks each: a
+# *lighthouse* hears the heartbeats and says in each step who takes part, and a manager in each replica lets the
+# optimizer step only if the exchange went well. Its global batch shrinks while a replica is away. We tried torchft
+# 0.2.0 with two tiny replicas on two busy cores. After a kill it took 5.1 s, in each of three runs, until a step
+# counted again: a replica is given up when its heartbeat has been missing for 5 s. A step took 6 to 8 ms, and one with
+# a plain `all_reduce` 1.3 to 1.7 ms. A restart, by torchrun, costs a new rendezvous, new processes with their imports,
+# a checkpoint to read, and the steps since it was written.
 #
 # ### How others do it
 #
@@ -622,11 +624,11 @@ plt.show()
 
 best = math.sqrt(2 * save * M)
 lowest = min(simulated, key=simulated.get)
-print(f"of the intervals tried, the dice are best at {lowest} minutes, the formula at {best:.0f}")
+print(f"least time lost: simulated at {lowest} minutes, by the formula at {best:.0f}")
 for tau in (best, 200):
     formula = save / tau + (tau / 2 + recovery) / M
     dice = simulated_loss(tau, save, recovery, M)
-    print(f"an interval of {tau:3.0f} minutes: formula {formula:.1%}, dice {dice:.1%}")
+    print(f"an interval of {tau:3.0f} minutes: formula {formula:.1%}, simulated {dice:.1%}")
 
 # %% [markdown]
 # *The points follow the line around its lowest point. Far to the right they lie above it: there failures also hit
@@ -760,7 +762,7 @@ if two:
     two = None
 
 # %% [markdown]
-# ### What one types there
+# ### What to type on a cluster
 #
 # Each host has the same Python, PyTorch and course, at best in the same folders. Then type this where your notebook
 # runs, with an address that the other hosts reach:
@@ -799,7 +801,7 @@ if two:
 #    counts what the loop has got.
 # 3. A heartbeat says which rank hangs. A time limit says only that one does.
 # 4. Every option of the rendezvous trades a restart too many against a wait too long.
-# 5. Where each rank has the whole model, a group can go on without a restart, and take in who comes late.
+# 5. Where each rank has the whole model, a group can go on without a restart, and take in members that come late.
 # 6. A launcher that is killed leaves orphans. End them by their id, and have no fixed port.
 # 7. A cell can run over several hosts. A host that falls silent has to be given up after a time, on both sides.
 #

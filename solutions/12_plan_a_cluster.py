@@ -106,8 +106,8 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 # ### What a rank holds
 #
 # In mixed precision a parameter takes 2 bytes, its gradient 2, and Adam 12: a float32 copy and two averages
-# ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). Programs that keep gradients in float32,
-# as most do today and `estimate.memory` counts, hold 2 bytes more. A layer has $12 W^2$ parameters, an embedding
+# ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 3.1). Most programs today keep gradients in
+# float32, which takes 2 bytes more; `estimate.memory` counts them so. A layer has $12 W^2$ parameters, an embedding
 # $V W$. Tensor ranks share out every matrix, and the data ranks share out each of these parts again: with ZeRO 1 the
 # optimizer state, with ZeRO 2 the gradients too, and with ZeRO 3 also the parameters.
 #
@@ -336,7 +336,7 @@ def program(mesh, layout, model, seq, dtype=torch.bfloat16):
 
 
 # %% [markdown]
-# This is an ordinary training program, and here it runs as rank 0 of 1,024. The trace takes a few seconds.
+# This ordinary training program runs here as rank 0 of 1,024.
 
 # %%
 traced = estimate.trace(partial(program, model=gpt, seq=2048), split, rank=0)
@@ -457,8 +457,8 @@ compare(
 #
 # ### Eight real ranks
 #
-# Does the rehearsal tell the truth? Here the same program runs on eight real processes, 2 x 2 x 2, with real tensors,
-# and each of them records its calls. Then each rank is traced in this process, among seven ranks that do not exist.
+# Does the rehearsal tell the truth? The same program runs on eight real processes, 2 x 2 x 2, with real tensors,
+# and each records its calls. Then each rank is traced in this process, among seven ranks that do not exist.
 
 # %%
 cube = Layout(dp=2, tp=2, pp=2, zero=3, reshard=False, micro_batches=2)
@@ -528,8 +528,8 @@ print(f"most while it was built: {own.building:,} bytes")
 # %% [markdown]
 # ### How long it takes
 #
-# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. Of work that goes on at
-# the same time, the longest counts. The times of work that waits for other work add up. At the end comes the bubble.
+# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. Where several things go
+# on at the same time, the longest counts. Where one waits for another, their times add up. At the end comes the bubble.
 # Here is the arithmetic for the largest model of Megatron-LM ([Narayanan et al.
 # 2021](https://arxiv.org/abs/2104.04473), table 1): 128 layers of width 25,600, a trillion parameters, on 3,072 A100,
 # with t = 8, p = 64, d = 6, batches of 3,072 sequences, and full recomputation.
@@ -568,11 +568,11 @@ where_time_goes({"1 T, estimated": time.parts}, "Most of a step of the trillion 
 plt.show()
 
 # %% [markdown]
-# *The matrices take most of the step. The bubble and the messages of the tensor ranks come next. What the data ranks
-# send hardly shows.*
+# *The matrices take most of the step. The bubble and the collectives of the tensor ranks come next. "Messages" are
+# those between stages.*
 #
 # The peak alone gives half of what was measured. With links and bubble, 64 s are still too short by a factor of
-# 1.6. The interval comes of rows that were left out of the fit. Without rows `step_time` uses its defaults, and the
+# 1.6. The interval comes from rows that were left out of the fit. Without rows `step_time` uses its defaults, and the
 # interval is a third wider.
 
 # %% [markdown]
@@ -634,7 +634,8 @@ check("12.3", step_time_of)
 # ### Four published choices
 #
 # `estimate.search` gets a model, GPUs and a batch. It tries all sizes that multiply to the number of GPUs, with
-# schedules, ZeRO, recomputations and micro-batches, and sorts the legal ones by seconds. Does it find what people chose?
+# schedules, ZeRO, recomputations and micro-batches, and sorts the legal ones by seconds. Does it find what people
+# chose?
 #
 # * Megatron's trillion, as above.
 # * Llama 3 405B ([Llama team 2024](https://arxiv.org/abs/2407.21783), table 4): 8,192 H100 with 8,192 tokens of
@@ -664,8 +665,9 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
     print(f"{name}: {faster} of {len(plans[name])} plans, the best by {max(more, 0):.0%}")
 
 # %% [markdown]
-# Of some 8,200 plans for 405B at 8k, five are quicker, and with long context four, by no more than the error of the
-# estimate. For 8B the quickest keep what torchtitan computes again, every second matrix product.
+# Of some 8,200 plans for 405B at 8k, five are quicker than the published one. With long context there are four. None is
+# quicker by more than the error of the estimate. For 8B, the quickest plans keep every second matrix product, which
+# torchtitan computes again.
 #
 # For the trillion, a third of the plans are quicker. They use what was published after 2021: selective recomputation
 # with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap has one reason: they
@@ -803,10 +805,11 @@ print("GB that the tensors of each leave:", *(f"{left / 1e9:.0f}" for left in ro
 
 # %% [markdown]
 # *Stage 1 needs most: it has a layer more than stage 0, and more micro-batches in flight than stage 7. The tensors of
-# stage 15 fit by 1 GB, and the allocator gives back what it holds before it fails.*
+# stage 15 fit by 1 GB, and the allocator gives back what it holds before it fails. The thin line at the left is
+# parameters, gradients and optimizer state: 0.8 GB.*
 #
-# If you make room for stage 0 alone, stage 1 is still 11 GB short. The published run fitted, because its authors sharded
-# gradients and freed tensors early (section 3.3.2 of the paper).
+# If you make room for stage 0 alone, stage 1 is still 11 GB short. The published run fitted, because its authors
+# sharded gradients and freed tensors early (section 3.3.2 of the paper).
 
 # %% [markdown]
 # ### A tensor group that leaves the machine
@@ -823,8 +826,8 @@ for name, layout in {"8": llama, "16": on_sixteen, "8, far apart": turned}.items
     step = estimate.step_time(published.LLAMA["405B"], layout, 8192, h100)
     steps[f"tensor {name}"] = step.parts
     share = step.parts["tensor"] / step.seconds
-    print(f"tensor ranks {name}: {step.seconds:.0f} s, of which their messages {share:.0%}")
-where_time_goes(steps, "Tensor ranks in several nodes wait for their messages")
+    print(f"tensor ranks {name}: {step.seconds:.0f} s, of which their collectives {share:.0%}")
+where_time_goes(steps, "Tensor ranks in several nodes wait for their collectives")
 plt.show()
 
 # %% [markdown]
@@ -884,8 +887,7 @@ compare(
 )
 
 # %% [markdown]
-# With a long context, attention is no small correction. Do not compare two MFUs before you know how each was counted.
-# Compare tokens a second.
+# With a long context, attention is no small correction. Compare tokens a second, or MFUs that were counted alike.
 
 # %% [markdown]
 # ## 6. Exercises of this chapter
@@ -918,9 +920,9 @@ Explorer(
 )
 
 # %% [markdown]
-# *At the start: 8B on 8 GPUs. Above, the fullest rank against the 79 GiB that there are; below, the seconds of a step by
-# what they are spent on. "Temporary" is what is held for a moment, like gathered parameters, or outside the layers, like
-# the logits. All is calculated, not measured.*
+# *At the start: 8B on 8 GPUs. Above, the fullest rank against the 79 GiB that there are; below, the seconds of a step
+# by what they are spent on. "Temporary" is what is held for a moment, like gathered parameters, or outside the layers,
+# like the logits. All is calculated, not measured.*
 #
 # Both halves of this chapter are commands too: `trace` for a file with a function `program(mesh, layout)`, and `plan`,
 # which searches where you give no layout.

@@ -443,8 +443,8 @@ check("13.4", mine.script(13))
 #
 # ### Bug hunt: the loss of a share
 #
-# Most scripts take the mean loss of a rank's share and let DDP average. Read the class. With 24 rows on four ranks it is
-# right. With 22, by how much does a row of the smallest share count too much?
+# Most scripts take the mean loss of a rank's share and let DDP average. Read the class. With 24 rows on four ranks it
+# is right. With 22, by how much does a row of the smallest share count too much?
 
 
 # %%
@@ -608,7 +608,7 @@ from course_utils.lesson import terminal
 
 script = mine.passing("13.4").resolve()
 beginning = terminal.scratch().resolve() / "beginning.txt"
-beginning.write_text(Path("../data/text/the_long_shed.txt").read_text()[:4096])
+beginning.write_text(text.text()[:4096])
 options = [f"--{name.replace('_', '-')}={number}" for name, number in SIZES.items()]
 options += ["--text", beginning, "--rate=0.05", "--batch=16", "--micro-batch=2", "--epochs=1"]
 options += ["--save-every=3"]
@@ -695,8 +695,8 @@ print(f"the most that a rank of two held: {most:.0f} P, rounded")
 # %% [markdown]
 # ### 13.3 The plan (3 points)
 #
-# The next order is a transformer on a thousand GPUs whose nodes fail. Chapter 12's `estimate` is yours to use, and so is
-# chapter 9's $\tau^* = \sqrt{2CM}$. The check measures two regrets. A step may be at most 10 % longer than with the
+# The next order is a transformer on a thousand GPUs whose nodes fail. Chapter 12's `estimate` is yours to use, and so
+# is chapter 9's $\tau^* = \sqrt{2CM}$. The check measures two regrets. A step may be at most 10 % longer than with the
 # fastest layout that `estimate.search` finds, and at most 5 % more time may be lost than with the best interval of your
 # layout. `help(Hardware)`, `help(Layout)` and `help(Model)` name the fields.
 
@@ -761,7 +761,7 @@ print("layout:", estimate.described(best.layout))
 print(f"{best.time.seconds:.1f} s a step, by the model of chapter 12")
 
 # %% [markdown]
-# A plan is a beginning. On the cluster you measure the links, calibrate with a few steps, and search again.
+# On the cluster you measure the links, calibrate with a few steps, and search again.
 
 # %% [markdown]
 # ## 9. Remember
@@ -778,7 +778,8 @@ print(f"{best.time.seconds:.1f} s a step, by the model of chapter 12")
 # * S. Rajbhandari et al., *ZeRO*, 2019, [arXiv 1910.02054](https://arxiv.org/abs/1910.02054): sections 5 and 7.
 # * T. Chen et al., *Training Deep Nets with Sublinear Memory Cost*, 2016,
 #   [arXiv 1604.06174](https://arxiv.org/abs/1604.06174): activation checkpointing.
-# * J. W. Young, *A first order approximation to the optimum checkpoint interval*, Communications of the ACM 17(9), 1974.
+# * J. W. Young, *A first order approximation to the optimum checkpoint interval*, Communications of the ACM 17(9),
+#   1974.
 # * PyTorch: [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
 #   [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html),
 #   [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html).

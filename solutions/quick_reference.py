@@ -20,6 +20,10 @@ plt.show()
 # *Ask from top to bottom; the two questions between the lines stand beside the others. Pink is what a rank holds of
 # the model: all of it, a piece of every layer, a part of every layer's columns, some layers, or all but some experts.*
 #
+# FSDP's gathers hide where each rank has enough tokens, on H100s in several machines about 2,500 (08: 4, *Prefetch*).
+# More ranks then need a larger global batch, which has a limit (03 further: 4, *Batch size and learning rate*). Where
+# it is reached, cut layers.
+#
 # | what | a rank holds, of the model states | a rank sends in a step | what it cannot do | in numbers | chapter |
 # |---|---|---|---|---|---|
 # | one process | all: 16 bytes a parameter | nothing | | 7.5 billion parameters: 120 GB | [00](00_start_here.ipynb) |
@@ -39,7 +43,7 @@ plt.show()
 #
 # Activations too large? First recompute: a third more computing, nothing more is sent (08 further: 4).
 #
-# Cutting a model without micro-batches (chapter 4) makes room and no speed: with p stages, each is idle for
+# Cutting a model without micro-batches (chapter 4) saves memory but no time: with p stages, each is idle for
 # 1 - 1/p of the time. The `nn.DataParallel` of chapter 2 is here for old code only.
 
 # %% [markdown]

@@ -293,8 +293,8 @@ MISTAKES = [
     ),
     Mistake(
         "last-ranks",
-        "All ranks have the last rank's {things}, which may be the largest. That comes of a broadcast from it, of "
-        "`ReduceOp.MAX`, or of `[tensor] * n`, which is one tensor, listed n times: each arrival overwrites the one "
+        "All ranks have the last rank's {things}, which may be the largest. That comes from a broadcast by it, from "
+        "`ReduceOp.MAX`, or from `[tensor] * n`, which is one tensor, listed n times: each arrival overwrites the one "
         "before.",
         lambda got, known: same(got, known.everywhere(known.own[-1])),
     ),
@@ -305,7 +305,7 @@ MISTAKES = [
     ),
     Mistake(
         "rounded-down",
-        "Your {things} are rounded, as `//`, `int` and `round` do: divide with `/`, and keep what comes of it.",
+        "Your {things} are rounded, as `//`, `int` and `round` do: divide with `/`, and keep the result as it is.",
         _rounded_down,
     ),
     Mistake(

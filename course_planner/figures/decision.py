@@ -32,7 +32,7 @@ STEPS = [
         [_WHOLE, _WHOLE],
     ),
     Step(
-        "Does it fit when its model states\nare shared out over all ranks?",
+        "Do shards of its model states fit,\nand do the gathers hide?",
         "FSDP (chapter 8)\nparameters and gradients travel",
         [[(0, y / 4, 1, 1 / 4) for y in (1, 3)], [(0, y / 4, 1, 1 / 4) for y in (0, 2)]],
     ),

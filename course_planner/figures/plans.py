@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -84,9 +85,10 @@ def _stacked(
     for place, row in enumerate(rows.values()):
         left = 0.0
         for kind, amount in _shown(row, looks).items():
-            color, hatch = looks[kind]
-            edge = "none" if amount / unit < HAIR * end else "white"  # which would hide the bar
-            ax.barh(place, amount / unit, left=left, height=0.6, fc=color, ec=edge, hatch=hatch)
+            look = _look(looks[kind])
+            if amount / unit < HAIR * end:
+                look["ec"] = "none"  # an edge would hide the bar
+            ax.barh(place, amount / unit, left=left, height=0.6, **look)
             left += amount / unit
         crossed = limit / unit - 0.15 * end < left < limit / unit
         behind = (limit / unit if crossed else left) + 0.01 * end
@@ -111,4 +113,12 @@ def _patches(rows: Rows, looks: Looks) -> dict[str, Patch]:
     """The legend: the kinds that make up a hair of any row, and so can be seen."""
     hair = HAIR * _longest(rows, looks)
     shown = [kind for kind in looks if any(row.get(kind, 0) > hair for row in rows.values())]
-    return {kind: Patch(fc=looks[kind][0], ec="white", hatch=looks[kind][1]) for kind in shown}
+    return {kind: Patch(**_look(looks[kind])) for kind in shown}
+
+
+def _look(look: tuple[str, str]) -> dict:
+    """What has a hatch is also paler: thin lines alone do not tell two small pieces apart."""
+    color, hatch = look
+    if not hatch:
+        return {"fc": color, "ec": "white"}
+    return {"fc": [(1 + part) / 2 for part in to_rgb(color)], "ec": color, "hatch": hatch}

@@ -86,8 +86,8 @@ def through_a_step(readings: dict[str, list[tuple[int, int, int]]], whole: int) 
         together = [sum(pair) / 1024 for pair in zip(*held)]
         ax.plot(layers, together, linewidth=2.2, **look)
         words = f"{name}: at most {max(together):.0f} KiB"
-        place = {"ha": "right", "va": "center", "color": look["color"]}
-        ax.text(0.99 * max(layers), height * whole / 1024, words, **place)
+        place = {"ha": "right", "va": "center", "color": look["color"], "fontsize": 10}
+        ax.text(0.96 * max(layers), height * whole / 1024, words, **place)
     ax.axhline(2 * whole / 1024, color=plots.NEUTRALS[2], linewidth=1)
     words = "all parameters and gradients, without shards"
     ax.text(0.5, 2.02 * whole / 1024, words, va="bottom", fontsize=10)

@@ -356,6 +356,9 @@ def test_seconds_of_a_plan_have_the_colours_of_what_they_are():
         color for color, _ in looks.values()
     }
     assert len(set(looks.values())) == len(looks), "each colour with another hatch"
+    figure = plans.where_time_goes({"a step": {"tensor": 8.0, "messages": 1.0}}, "a plan")
+    tensor, messages = (bar.get_facecolor() for bar in figure.axes[0].patches)
+    assert tensor != messages, "a hatch is not seen on a small piece"
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8])

@@ -33,7 +33,7 @@ where_time_goes = Exercise(
         "the step, and leave out one that lies outside.",
         "all-exposed": "You count all communication as exposed. Exposed is what no computing hides: leave out the "
         "seconds in which the rank computes.",
-        "all-hidden": "You count all communication as hidden. Hidden are the seconds in which the rank computes as well.",
+        "all-hidden": "You count all communication as hidden. Only the seconds in which the rank also computes are hidden.",
         "hidden-taken-twice": "Compute has the hidden seconds already. You take them from the step a second time, so "
         "idle is too small by them.",
         "exposed-is-idle": "You count exposed communication as idle too. In idle seconds the rank does neither.",

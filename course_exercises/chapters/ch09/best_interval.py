@@ -113,7 +113,7 @@ interval = Exercise(
         "one-node": "More nodes fail more often, and the job stops with the first of them. Its mean time between "
         "failures is that of a node, divided by the number of nodes.",
         "units": "Units are mixed. A node's time between failures is given in hours of 3,600 seconds, all other times "
-        "in seconds, and the interval is wanted in steps.",
+        "in seconds, and the answer is in steps.",
         "no-minimum": "At your interval L of section 3 is not smallest. It is at the root of twice the save times the "
         "job's mean time between failures. The recovery does not move it, and nothing is added or taken off, as "
         "Daly (2006) does, who counts both otherwise.",

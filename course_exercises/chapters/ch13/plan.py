@@ -40,8 +40,8 @@ planning = Exercise(
         "number of nodes, which is GPUs over `hardware.node`.",
         "other-save": "You take another time for a save. A checkpoint has 14 bytes a parameter, since the optimizer is in it, and "
         "`disk` is what all ranks have together: divide one by the other, however many write.",
-        "other-unit": "Your interval comes of a time in another unit, or is itself in seconds. Count all times in seconds, "
-        "those of days too, and divide the interval by the seconds of a step: steps are wanted.",
+        "other-unit": "Your interval comes from a time in another unit, or is itself in seconds. Count all times in seconds, "
+        "those of days too, and divide the interval by the seconds of a step: the answer is in steps.",
         "bad-interval": "Another interval loses less. Take the root of 2 C M, in seconds, where a failure costs half an interval on "
         "average, and divide it by the seconds of a step.",
     },
