@@ -91,7 +91,6 @@ def _from_rate(row: dict, model: Model, layout: Layout, tflops: float) -> Row:
 
 
 LLAMA = {name: catalogue.model_called(name) for name in ("8B", "70B", "405B", "L2-13B")}
-FLOAT8 = 1.4
 
 
 def _torchtitan() -> Iterator[Row]:
