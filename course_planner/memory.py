@@ -3,15 +3,7 @@
 from collections.abc import Mapping
 
 from course_planner import counting
-from course_planner.descriptions import (
-    RECOMPUTE,
-    Hardware,
-    Layout,
-    Model,
-    one_of,
-    require,
-    whole,
-)
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, one_of, require, whole
 from course_planner.pipelining import in_flight
 from course_planner.stages import Stage, stages_of, telling
 

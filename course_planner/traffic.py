@@ -166,10 +166,7 @@ def gatherings(layout: Layout, stage: Stage) -> dict[str, int]:
     torch.distributed.pipelining keeps them after a backward pass, until the next forward pass ends.
     """
     if layout.pp == 1:
-        return {
-            "forward": layout.micro_batches,
-            "backward": layout.micro_batches * layout.reshard,
-        }
+        return {"forward": layout.micro_batches, "backward": layout.micro_batches * layout.reshard}
     if not layout.reshard:
         return {"forward": layout.chunks, "backward": 0}
     sizes = (layout.pp, layout.micro_batches)
