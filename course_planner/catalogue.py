@@ -6,7 +6,6 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -43,7 +42,9 @@ _NAMES = {
     "positions": ("n_positions",),
     "shared": ("n_shared_experts", "shared_expert_intermediate_size"),
     "dense": ("first_k_dense_replace",),
-    "latent_attention": ("kv_lora_rank",),
+    "kv_rank": ("kv_lora_rank",),
+    "query_rank": ("q_lora_rank",),
+    "rotary": ("qk_rope_head_dim",),
 }
 _NEEDED = ("layers", "width", "heads", "vocab")
 
@@ -114,6 +115,13 @@ def from_config(config: Mapping, name: str) -> Model:
     require(not missing, f"{name} has no {', no '.join(missing)}: it describes no transformer.")
     family = str(config.get("model_type", ""))
     values = {field: value for field, value in given.items() if value}
+    if "kv_rank" in values:
+        values["head_dim"] = config.get("v_head_dim")
+        require(
+            values["head_dim"] and values["head_dim"] == config.get("qk_nope_head_dim"),
+            f"{name} has kv_lora_rank, and qk_nope_head_dim differs from v_head_dim, for which the "
+            "estimates have no formula. python -m course_utils trace runs its program instead.",
+        )
     if values.get("head_dim", 0) * values["heads"] == values["width"]:
         del values["head_dim"]  # as it is anyway
     if "expansion_ratio" in config:
@@ -121,12 +129,6 @@ def from_config(config: Mapping, name: str) -> Model:
     values["gated"] = family not in _PLAIN_MLP
     values["tied"] = config.get("tie_word_embeddings", family in _TIED)
     values["bias"] = family in _BIASED and not config.get("no_bias", False)
-    unknown = values.keys() - {field.name for field in fields(Model)}
-    require(
-        not unknown,
-        f"{name} has {' and '.join(_NAMES[field][0] for field in sorted(unknown))}, for which the "
-        "estimates have no formula. python -m course_utils trace runs its program instead.",
-    )
     return Model(**values)
 
 

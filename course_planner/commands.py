@@ -37,7 +37,8 @@ layout:
   key=value, with commas between. dp, tp, pp, cp: ranks that share out the data, the matrices, the
   layers, the sequence. Left out, dp takes what is left, and the others are 1. The rest: ep, zero,
   micro_batch, micro_batches, chunks, schedule (gpipe, 1f1b, interleaved, zb-h1, zb-h2),
-  sequence_parallel, recompute (none, selective, half, full; plan takes selective), reshard, order=tp/cp/dp/pp (innermost first).
+  sequence_parallel, recompute (none, selective, half, full; plan takes selective), reshard,
+  replicas (HSDP's groups, each of which shards), gradient_bytes (4 or 2), order=tp/cp/dp/pp (innermost first).
 """
 _RESTRICTED = """\
 --only and --without:
@@ -48,8 +49,8 @@ _MODEL = f"""\
 model:
   {textwrap.fill(", ".join(models()), 96, subsequent_indent="  ")},
   in any case, or the path of a config.json of Hugging Face, or layers=48,width=6144,heads=48,vocab=64000
-  and what differs from a GPT: kv_heads, head_dim, ffn, gated, tied, bias, positions, experts, top_k, shared, dense. Both
-  together: 8B,vocab=32000.
+  and what differs from a GPT: kv_heads, head_dim, ffn, gated, tied, bias, positions, experts, top_k, shared, dense,
+  kv_rank, query_rank, rotary (latent attention). Both together: 8B,vocab=32000.
 """
 _HARDWARE = f"""\
 hardware:

@@ -34,7 +34,9 @@ def dense_parameters(model: Model, tp: int = 1) -> int:
 def _attention(model: Model, tp: int) -> int:
     """A layer without its MLPs."""
     biases = (attention_biases(model, tp) + model.width) if model.bias else 0
-    return attention_matrices(model, tp) + biases + 2 * norm(model)
+    return (
+        attention_matrices(model, tp) + biases + 2 * norm(model) + model.query_rank + model.kv_rank
+    )
 
 
 def expert_parameters(model: Model, tp: int = 1, ep: int = 1) -> int:
@@ -55,7 +57,15 @@ def mlps_visited(model: Model) -> int:
 
 
 def attention_matrices(model: Model, tp: int = 1) -> int:
-    """Weights of a rank's query, key, value and output matrices; it has at least one KV head."""
+    """Weights of a rank's query, key, value and output matrices; it has at least one KV head.
+
+    Latent attention's matrices into the latent numbers are whole on each tensor rank.
+    """
+    if model.kv_rank:
+        latent = model.query_rank + model.kv_rank + model.rotary
+        queries = (model.query_rank or model.width) * (model.head_size + model.rotary)
+        others = (2 * model.kv_rank + model.width) * model.head_size
+        return model.width * latent + model.heads // tp * (queries + others)
     return model.width * (model.heads * model.head_size // tp + attention_biases(model, tp))
 
 
@@ -99,9 +109,8 @@ def flops(model: Model, seq: int, tokens: int, convention: str = "6n+attention")
     one_of("convention", convention, CONVENTIONS)
     whole(seq=seq)
     whole(0, tokens=tokens)
-    scores = (
-        4 * seq * model.heads * model.head_size
-    )  # forward, of a token: query by key, and weights by value
+    # Forward, of a token: query by key, and weights by value.
+    scores = 4 * seq * model.heads * model.score_size
     if convention in ("6n+attention", "causal", "torchtitan"):
         visited = active_parameters(model)
         if convention == "torchtitan" and not model.tied:

@@ -61,7 +61,9 @@ class Model:
     vectors, otherwise neither, and RMS norms with one; positions: learned position vectors, 0 for
     rotary ones; experts: MLPs a layer, of which each token visits top_k, chosen by a router of
     width x experts; 0: one MLP. shared: more of them, which every token visits; dense: first layers
-    without experts, whose MLP is as wide as all that a token visits elsewhere (DeepSeek-V3).
+    without experts, whose MLP is as wide as all that a token visits elsewhere (DeepSeek-V3). kv_rank:
+    latent attention (2405.04434, section 2.1), whose keys and values come of so many numbers a
+    token, and its queries of query_rank, or of the width; rotary: what they have beside head_dim.
     """
 
     layers: int
@@ -79,6 +81,9 @@ class Model:
     shared: int = 0
     dense: int = 0
     head_dim: int | None = None
+    kv_rank: int = 0
+    query_rank: int = 0
+    rotary: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ffn", 4 * self.width if self.ffn is None else self.ffn)
@@ -86,7 +91,8 @@ class Model:
         whole(layers=self.layers, width=self.width, heads=self.heads, vocab=self.vocab)
         whole(kv_heads=self.kv_heads, ffn=self.ffn)
         whole(0, positions=self.positions, experts=self.experts, top_k=self.top_k)
-        whole(0, shared=self.shared, dense=self.dense)
+        whole(0, shared=self.shared, dense=self.dense, kv_rank=self.kv_rank)
+        whole(0, query_rank=self.query_rank, rotary=self.rotary)
         require(
             self.heads % self.kv_heads == 0,
             f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly.",
@@ -104,11 +110,20 @@ class Model:
             self.experts > 0 or self.shared == self.dense == 0,
             "Shared experts and dense layers need experts beside them.",
         )
+        require(
+            self.kv_rank > 0 or self.query_rank == self.rotary == 0,
+            "query_rank and rotary are of latent attention: give kv_rank too.",
+        )
 
     @property
     def head_size(self) -> int:
         """The length of a head's vectors."""
         return self.width // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def score_size(self) -> int:
+        """The mean length of a head's keys and values, of which attention's core computes."""
+        return self.head_size + self.rotary // 2
 
 
 def check_chunks(schedule: str, p: int, m: int, chunks: int) -> None:
@@ -136,8 +151,9 @@ class Layout:
     number of GPUs. ep: ranks of dp x cp that share out the experts. zero: what dp x cp ranks shard
     (ZeRO, 1910.02054): 1 the optimizer, 2 the gradients too, 3 the parameters too; with 3, reshard
     says whether a layer's parameters are given up after its forward pass (FSDP's
-    reshard_after_forward). micro_batch: sequences in one; micro_batches: how many a step has for
-    each data-parallel rank. chunks: pieces of the model on a rank. sequence_parallel: tensor ranks
+    reshard_after_forward), and replicas how many groups of neighbours shard for themselves (HSDP).
+    gradient_bytes: of one that is kept, 4 or 2. micro_batch: sequences in one; micro_batches: how many
+    a step has for each data-parallel rank. chunks: pieces of the model on a rank. sequence_parallel: tensor ranks
     share out the sequence between their matrices (2205.05198, section 4.2.2). recompute: what the
     backward pass computes again; "selective" (attention's core) keeps as much as flash attention
     does, "half" (every second matrix product) is what torchtitan calls selective. order: the groups, from the one whose ranks are neighbours outwards.
@@ -156,12 +172,16 @@ class Layout:
     sequence_parallel: bool = True
     recompute: str = "none"
     reshard: bool = True
+    replicas: int = 1
+    gradient_bytes: int = 4
     order: tuple[str, ...] = GROUPS
 
     def __post_init__(self) -> None:
         whole(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, ep=self.ep, chunks=self.chunks)
         whole(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
+        whole(replicas=self.replicas)
         one_of("zero", self.zero, range(4))
+        one_of("gradient_bytes", self.gradient_bytes, (2, 4))
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("recompute", self.recompute, RECOMPUTE)
         require(
@@ -171,6 +191,12 @@ class Layout:
         require(
             self.shards % self.ep == 0,
             f"{self.shards} ranks of data and context cannot form expert groups of {self.ep}.",
+        )
+        hybrid = self.shards % self.replicas == 0 and self.zero == 3 and self.ep == 1
+        require(
+            self.replicas == 1 or hybrid,
+            f"{self.replicas} replicas share out {self.shards} ranks of data and context evenly, with "
+            "zero=3 and without groups of experts.",
         )
         check_chunks(self.schedule, self.pp, self.micro_batches, self.chunks)
 
@@ -183,6 +209,11 @@ class Layout:
     def shards(self) -> int:
         """The ranks that hold the same parameters, and among which ZeRO shards: dp x cp."""
         return self.dp * self.cp
+
+    @property
+    def sharding(self) -> int:
+        """The ranks among which ZeRO shards."""
+        return self.shards // self.replicas
 
     def sequences(self) -> int:
         """The global batch of a step, in sequences."""
@@ -239,7 +270,8 @@ def described(layout: Layout) -> str:
     order = f"{layout.schedule}, {layout.chunks} chunks" if layout.chunks > 1 else layout.schedule
     runs = f"{layout.micro_batches} micro-batches of {layout.micro_batch}"
     kept = " (kept after forward)" if layout.zero == 3 and not layout.reshard else ""
-    more = f"ZeRO {layout.zero}{kept}, recompute {layout.recompute}"
+    within = f" within {layout.sharding}" if layout.replicas > 1 else ""
+    more = f"ZeRO {layout.zero}{within}{kept}, recompute {layout.recompute}"
     experts = f"; experts on {layout.ep} ranks" if layout.ep > 1 else ""
     sizes = f"{sizes_of(layout)}{experts}"
     return f"{sizes}; {runs}; {order if layout.pp > 1 else 'no pipeline'}; {more}"
@@ -253,7 +285,8 @@ class Hardware:
     in bytes, and B/s; node: GPUs a node. intra_bandwidth: B/s that a GPU sends to others of its node,
     as nccl-tests' busbw in one node. inter_bandwidth: B/s of the network card of ONE GPU, as busbw
     of two nodes with one GPU each; with all of a node's GPUs, busbw is that times their number.
-    The latencies are seconds of one hop.
+    The latencies are seconds of one hop. flash: of the peak, what the instructions of flash attention
+    can reach: 2/3 on Hopper, since FlashAttention-2 has those of A100 (2402.13499); 1 with cuDNN's.
     """
 
     peak: float
@@ -264,6 +297,7 @@ class Hardware:
     intra_latency: float
     inter_bandwidth: float
     inter_latency: float
+    flash: float = 1.0
 
     def __post_init__(self) -> None:
         whole(node=self.node)

@@ -3,23 +3,13 @@
 from collections.abc import Mapping
 
 from course_planner import counting
-from course_planner.descriptions import (
-    RECOMPUTE,
-    Hardware,
-    Layout,
-    Model,
-    one_of,
-    require,
-    whole,
-)
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, one_of, require, whole
 from course_planner.pipelining import in_flight
 from course_planner.stages import Stage, stages_of, telling
 
-LOGITS = (
-    10  # bytes of a logit in the loss's backward pass: bfloat16's 2, probability and gradient of 4
-)
-HELD_BACK = 0.07  # of what tensors have, and SPARE bytes: taken by the allocator, and in no tensor
-SPARE = 2**30
+LOGITS = 10  # bytes of a logit in the loss's backward pass: 2, probability and gradient of 4
+HELD_BACK = 0.09  # of what tensors have, and SPARE bytes: taken by the allocator, and in no tensor
+SPARE = 2**29
 
 
 def model_states(
@@ -87,10 +77,13 @@ def layer_activations(model: Model, layout: Layout, seq: int, recompute: str) ->
     inputs, and the two dropout masks of models with biases. Shared out: queries, keys, values,
     attention's output, and of the MLP what goes into its activation function and comes out, with a
     gate both factors and the product. A token's vectors in an MLP are kept for each that it visits.
+    RMS norms, of models with a gate, keep 6 bytes a number in place of 2: they compute in float32
+    (transformers' LlamaRMSNorm, and torch.nn.RMSNorm before it had a kernel of its own).
     """
     tokens, h = seq * layout.micro_batch / layout.cp, model.width
-    outside = (10 if model.bias else 8) * h
-    heads, pairs = model.heads * model.head_size, model.kv_heads * model.head_size
+    outside = (10 if model.bias else 16 if model.gated else 8) * h
+    outside += 4 * (model.query_rank + model.kv_rank)  # latent numbers, and normalised
+    heads, pairs = model.heads * model.score_size, model.kv_heads * model.score_size
     mlps, inner = counting.mlps_visited(model), (2 if model.gated else 1) * model.ffn
     inside = 4 * heads + 4 * pairs + mlps * 4 * inner
     outside += 2 * h * (mlps - 1)
@@ -154,8 +147,8 @@ def held_by(model: Model, layout: Layout, seq: int, stage: Stage) -> dict[str, i
 def _bytes_each(layout: Layout) -> dict[str, int]:
     """Bytes of a parameter: Megatron-LM's, 2 + 4 + 12; FSDP2's, whose shards are the float32 copy."""
     if layout.zero == 3:
-        return {"parameters": 4, "gradients": 4, "optimizer": 8}
-    return {"parameters": 2, "gradients": 4, "optimizer": 12}
+        return {"parameters": 4, "gradients": layout.gradient_bytes, "optimizer": 8}
+    return {"parameters": 2, "gradients": layout.gradient_bytes, "optimizer": 12}
 
 
 def stage_parameters(model: Model, layout: Layout, stage: Stage) -> tuple[int, int]:
@@ -183,7 +176,7 @@ def vocabulary(model: Model, tp: int) -> int:
 def sharded(layout: Layout, dense: float, experts: float, from_stage: int) -> float:
     """Of how many parameters a rank has the state that ZeRO shards from `from_stage` on: 1 the
     optimizer's, 2 the gradients', 3 their own. Experts are sharded among fewer ranks."""
-    shards = layout.shards if layout.zero >= from_stage else 1
+    shards = layout.sharding if layout.zero >= from_stage else 1
     return dense / shards + experts / max(shards // layout.ep, 1)
 
 
@@ -200,7 +193,7 @@ def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
     With biases the embedding's dropout masks of the micro-batches in flight, s b h / t each (2205.05198, section
     4.3); what ZeRO 2 and 3 have whole (`_unsharded`); and the larger of two moments of a backward
     pass: the loss's, with the norm's and the output layer's inputs and LOGITS bytes a logit, and a
-    layer's, whose activations are computed again.
+    layer's, with its gradients and activations that are computed again.
     """
     tokens = seq * layout.micro_batch / (layout.tp * layout.cp)
     flat = "1f1b" if layout.chunks > 1 else layout.schedule
@@ -210,11 +203,12 @@ def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
         again = layer_activations(model, layout, seq, "selective")
     loss = tokens * (4 * model.width + LOGITS * model.vocab) if stage.head else 0
     masks = tokens * model.width * flight * model.bias
-    return masks + max(again, loss) + _unsharded(model, layout, stage)
+    gradients, kept = _unsharded(model, layout, stage)
+    return masks + max(again + gradients, loss) + kept
 
 
-def _unsharded(model: Model, layout: Layout, stage: Stage) -> float:
-    """What ZeRO 2 and 3 hold whole for a moment.
+def _unsharded(model: Model, layout: Layout, stage: Stage) -> tuple[float, float]:
+    """What ZeRO 2 and 3 hold whole: a layer's gradients in its backward pass, and what lasts longer.
 
     Of a layer, gradients as autograd makes them and the float32 copy that is sent; of the root, which
     is all outside the layers, gradients that wait for its last. FSDP2 reduces in every micro-batch, a
@@ -222,14 +216,15 @@ def _unsharded(model: Model, layout: Layout, stage: Stage) -> float:
     the root's parameters and those of the layers that are gathered: of two, the one that computes and
     the next (FSDP, 2304.11277, section 3.2), or without reshard all.
     """
-    if layout.shards == 1 or layout.zero < 2:
-        return 0
+    if layout.sharding == 1 or layout.zero < 2:
+        return 0, 0
     layer = counting.layer_parameters(model, layout.tp, layout.ep)
     every = sum(stage_parameters(model, layout, stage))
     root = max(every - stage.layers * layer, 0)
     waiting = layout.pp > 1 and layout.micro_batches > 1
-    whole = 4 * every if waiting else 6 * layer + 2 * root
+    size = layout.gradient_bytes
+    gradients, kept = (0, size * every) if waiting else ((2 + size) * layer, 2 * root)
     if layout.zero == 2:
-        return whole
+        return gradients, kept
     layers = min(2, stage.layers) if layout.reshard else stage.layers
-    return whole + 2 * (root + layers * layer)
+    return gradients, kept + 2 * (root + layers * layer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from course_planner.descriptions import Hardware, Layout
 from course_utils.comm.rings import PASSES
 
-MEMBERS = {"tp": "tp", "cp": "cp", "dp": "dp cp", "edp": "dp cp", "ep": "dp cp", "pp": "pp"}
+DATA = ("dp", "edp", "ep", "replicas")  # groups within the ranks of data and context
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,18 @@ def place_of(group: str, layout: Layout, node: int) -> Place:
         far = layout.gpus > node if group == "ends" else _inside("pp", layout, node) < layout.pp
         return Place(2, 1 if far else 2)
     beside = 1
-    for kind in MEMBERS[group].split():
+    for kind in ("dp", "cp") if group in DATA else (group,):
         beside *= _inside(kind, layout, node)
     ranks = {
         "tp": layout.tp,
         "cp": layout.cp,
-        "dp": layout.shards,
+        "dp": layout.sharding,
+        "replicas": layout.replicas,
         "ep": layout.ep,
         "edp": layout.shards // layout.ep,
     }[group]
-    if group == "edp":
-        beside = max(beside // layout.ep, 1)
+    if group in ("edp", "replicas"):
+        beside = max(beside // (layout.ep if group == "edp" else layout.sharding), 1)
     return Place(ranks, min(beside, ranks))
 
 

@@ -167,6 +167,11 @@ def _print_plan(asked: argparse.Namespace, question: Question, plan: Plan) -> No
         f"  together {gib(total)} GiB, which {fitting(plan.memory, question.hardware, asked.hardware)}; "
         f"the allocator takes {gib(spare)} more where there is room"
     )
+    made = 4 * counting.parameters(question.model)
+    if plan.layout.zero == 3 and made > question.hardware.hbm_bytes:
+        print(
+            f"  made whole before it is sharded, it needs {gib(made)} GiB: make it on the meta device"
+        )
     print("\na step takes, in seconds")
     parts = sorted(plan.time.parts.items(), key=lambda part: -part[1])
     share = [[kind, short(part), f"{part / plan.time.seconds:.0%}"] for kind, part in parts]

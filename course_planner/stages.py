@@ -40,7 +40,7 @@ def _layers(model: Model, layout: Layout, seq: int) -> list[int]:
     others = layout.pp - 1
     if not others or layout.chunks > 1:
         return even
-    layer = counting.matrices_visited(model) + seq * model.heads * model.head_size
+    layer = counting.matrices_visited(model) + seq * model.heads * model.score_size
     head = model.vocab * model.width / layer  # in layers; attention's core is causal
 
     def pace(last: int) -> float:

@@ -20,7 +20,7 @@ from course_utils.comm.rings import PASSES, bus_factor
 OPTIMIZER_BYTES = 30  # Adam in mixed precision reads 16 bytes a parameter and writes 14
 NINE_TENTHS = 1.645  # standard deviations to either side of a normal distribution's middle
 INSIDE = {"tp": "tensor", "cp": "context", "ep": "experts"}  # groups that meet in each layer
-OUTSIDE = ("dp", "edp", "ends")  # and those that meet once a step, or beside the layers
+OUTSIDE = ("dp", "edp", "replicas", "ends")  # and those that meet once a step, or beside the layers
 
 SMALL = 2e10  # FLOPs of a layer's forward pass at which its matrices reach half of their rate
 EXPERT = 0.25  # of SMALL, for each expert on a rank, whose products are smaller still
@@ -28,6 +28,7 @@ SHORT = 500  # tokens of a sequence at which FlashAttention-2 reaches half of it
 MOVED = 1.5  # how often the bytes that a layer keeps cross the GPU's memory in a pass
 LAUNCH = 4e-4  # seconds in which the CPU launches a layer's forward pass
 CALL = 2e-4  # and one collective or message
+BUCKET = 25 * 2**20  # bytes of the gradients that DistributedDataParallel sends together
 AGAIN = {"half": 0.5, "full": 1.0}  # of a forward pass's matrices, by what is recomputed
 SCORES = {"none": 3.0, "selective": 3.5, "half": 3.5, "full": 4.5}  # passes of attention's core
 
@@ -36,10 +37,10 @@ SCORES = {"none": 3.0, "selective": 3.5, "half": 3.5, "full": 4.5}  # passes of 
 class Calibration:
     """What is reached of a cluster's rates; each is a share, between 0 and 1.
 
-    matrices: of the peak, by large matrix products; attention: of the peak, by the causal half of
-    attention's core in long sequences. intra, inter: of the two bandwidths. overlap: of the data
-    ranks' traffic, what may hide behind computing; the rest slows it down. spread: the standard deviation of a prediction's
-    logarithm.
+    matrices: of the peak, by large matrix products; attention: of what its instructions can
+    reach (`Hardware.flash`), by the causal half of its core in long sequences. intra, inter: of the
+    two bandwidths. overlap: of the data ranks' traffic, what may hide behind computing; the rest
+    slows it down. spread: the standard deviation of a prediction's logarithm.
     """
 
     matrices: float = 0.63
@@ -174,7 +175,7 @@ def _work(model: Model, layout: Layout, seq: int) -> Work:
         layers=middle.layers,
         matrices=2 * tokens * weights,
         small=SMALL * (1 + EXPERT * experts),
-        attention=2 * tokens * (seq + SHORT) * model.heads * model.head_size / layout.tp,
+        attention=2 * tokens * (seq + SHORT) * model.heads * model.score_size / layout.tp,
         activations=layer_activations(model, layout, seq, "selective"),
         head=2 * tokens * model.vocab * model.width / layout.tp,
         logits=LOGITS * tokens * model.vocab / layout.tp,
@@ -208,6 +209,11 @@ class _Cluster:
         place = place_of(call.group, self.layout, self.hardware.node)
         return call_seconds(call, place, self.hardware, self.known, self.copies)
 
+    def latencies(self, call: Call) -> float:
+        """Of the buckets of a call, but the first."""
+        place = place_of(call.group, self.layout, self.hardware.node)
+        return max(call.payload / BUCKET - 1, 0) * latency_of(call.op, place, self.hardware)
+
 
 def call_seconds(
     call: Call, place: Place, hardware: Hardware, known: Calibration, copies: int = 1
@@ -238,7 +244,7 @@ def _layer(work: Work, cluster: _Cluster) -> Times:
     layout, hardware, known = cluster.layout, cluster.hardware, cluster.known
     again, scores = AGAIN.get(layout.recompute, 0.0), SCORES[layout.recompute]
     matrices = (work.matrices + work.small) / cluster.flops()
-    attention = work.attention / (hardware.peak * known.attention)
+    attention = work.attention / (hardware.flash * hardware.peak * known.attention)
     memory = MOVED * work.activations / hardware.hbm_bandwidth
     comms, calls = dict.fromkeys(INSIDE.values(), 0.0), 0.0
     for call in work.inside:
@@ -307,16 +313,18 @@ def _once(work: Work, slowest: Times, cluster: _Cluster) -> dict[str, float]:
     """What comes once a step, on the stage that takes longest for it: the data ranks' collectives,
     and the optimizer.
 
-    Gradients hide behind the last backward pass, what FSDP gathers behind every pass.
+    Gradients hide behind the last backward pass, what FSDP gathers behind every pass. Without FSDP
+    they go in buckets, of which each takes the latency of a call; waiting slows nothing down.
     """
     layout, known = cluster.layout, cluster.known
     window = slowest.backward + slowest.weights
     if layout.zero == 3:
         window = layout.micro_batches * slowest.seconds
-    stages = []
+    in_buckets, stages = layout.pp == 1 and layout.zero < 3, []
     for stage in work.once:
         data = sum(map(cluster.seconds, stage.calls))
-        data = max(data - window, (1 - known.overlap) * data)
+        latencies = sum(map(cluster.latencies, stage.calls)) if in_buckets else 0.0
+        data = max(data + latencies - window, (1 - known.overlap) * data)
         update = OPTIMIZER_BYTES * stage.parameters / cluster.hardware.hbm_bandwidth
         stages.append({"data": data, "optimizer": update})
     return max(stages, key=lambda parts: sum(parts.values()))

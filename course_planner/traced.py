@@ -4,11 +4,11 @@ from course_planner.descriptions import Hardware, Layout
 from course_planner.fake import RECEIVED, Trace
 from course_planner.networks import place_of_ranks
 from course_planner.pipelining import bubble
-from course_planner.timing import INSIDE, Calibration, call_seconds
+from course_planner.timing import INSIDE, OUTSIDE, Calibration, call_seconds
 from course_planner.traffic import Call
 from course_utils.trace import on_a_ring
 
-KINDS = {**INSIDE, "dp": "data", "edp": "data", "ends": "data", "pp": "messages"}
+KINDS = INSIDE | dict.fromkeys(OUTSIDE, "data") | {"pp": "messages"}
 OTHERS = "other groups"
 
 

@@ -17,9 +17,9 @@ BYTES = 2  # of an activation, a parameter, a gradient: bfloat16
 class Call:
     """`calls` equal collectives or messages of a step.
 
-    group: "tp", "cp", "dp" (dp x cp ranks), "edp" (those among them with the same experts), "ep",
-    "pp", or "ends" (first and last stage). payload: bytes of ONE of them, nccl-tests' size; sent:
-    bytes that this rank sends for ALL of them on a ring. when: "forward", "backward" or "step".
+    group: "tp", "cp", "dp" (dp x cp ranks), "edp" (those among them with the same experts),
+    "replicas" (those with the same shard), "ep", "pp", or "ends" (first and last stage). payload:
+    bytes of ONE of them, nccl-tests' size; sent: bytes that this rank sends for ALL of them on a ring. when: "forward", "backward" or "step".
     """
 
     group: str
@@ -102,8 +102,10 @@ def _tensor(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Ca
 
 
 def _context(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call]:
-    """Keys and values of the whole sequence, and backward the sum of their gradients."""
-    columns = 2 * max(model.kv_heads // layout.tp, 1) * model.head_size
+    """Keys and values of the whole sequence, and backward the sum of their gradients; with latent
+    attention the numbers that they come of."""
+    pairs = 2 * max(model.kv_heads // layout.tp, 1) * model.head_size
+    columns = model.kv_rank + model.rotary or pairs
     payload = BYTES * seq * layout.micro_batch * columns
     ops = {"forward": "all_gather", "backward": "reduce_scatter"}
     for when, passes in _passes(layout, stage).items():
@@ -145,7 +147,10 @@ def _data(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call
         (stage.dense, BYTES * counting.dense_parameters(model, layout.tp)),
     ]
     root = dense - sum(count * each for count, each in layers)
-    yield from _shared(layout, stage, "dp", layout.shards, layers, root)
+    yield from _shared(layout, stage, "dp", layout.sharding, layers, root)
+    runs = layout.micro_batches if layout.pp == 1 else 1
+    shard, replicas = dense / layout.sharding, layout.replicas
+    yield _collective("replicas", "all_reduce", replicas, runs, shard, "backward")
     if experts:
         ranks = max(layout.shards // layout.ep, 1)
         yield from _shared(layout, stage, "edp", ranks, [(sparse, own)], 0)
@@ -161,10 +166,7 @@ def gatherings(layout: Layout, stage: Stage) -> dict[str, int]:
     torch.distributed.pipelining keeps them after a backward pass, until the next forward pass ends.
     """
     if layout.pp == 1:
-        return {
-            "forward": layout.micro_batches,
-            "backward": layout.micro_batches * layout.reshard,
-        }
+        return {"forward": layout.micro_batches, "backward": layout.micro_batches * layout.reshard}
     if not layout.reshard:
         return {"forward": layout.chunks, "backward": 0}
     sizes = (layout.pp, layout.micro_batches)

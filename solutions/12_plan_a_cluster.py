@@ -665,7 +665,7 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
     print(f"{name}: {faster} of {len(plans[name])} plans, the best by {max(more, 0):.0%}")
 
 # %% [markdown]
-# Of some 8,200 plans for 405B at 8k, five are quicker than the published one. With long context there are four. None is
+# Of some 8,000 plans for 405B at 8k, four are quicker than the published one. With long context there are two. None is
 # quicker by more than the error of the estimate. For 8B, the quickest plans keep every second matrix product, which
 # torchtitan computes again.
 #
@@ -804,11 +804,11 @@ room = [h100.hbm_bytes - held["total"] + held["allocator"] for held in bars.valu
 print("GB that the tensors of each leave:", *(f"{left / 1e9:.0f}" for left in room))
 
 # %% [markdown]
-# *Stage 1 needs most: it has a layer more than stage 0, and more micro-batches in flight than stage 7. The tensors of
-# stage 15 fit by 1 GB, and the allocator gives back what it holds before it fails. The thin line at the left is
-# parameters, gradients and optimizer state: 0.8 GB.*
+# *Stage 1 needs most: it has a layer more than stage 0, and more micro-batches in flight than stage 7. No stage fits,
+# though the allocator gives back what it holds before it fails. The thin line at the left is parameters, gradients
+# and optimizer state.*
 #
-# If you make room for stage 0 alone, stage 1 is still 11 GB short. The published run fitted, because its authors
+# If you make room for stage 0 alone, stage 1 is still 13 GB short. The published run fitted, because its authors
 # sharded gradients and freed tensors early (section 3.3.2 of the paper).
 
 # %% [markdown]

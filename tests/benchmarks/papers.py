@@ -188,7 +188,7 @@ LLAMA2 = {
 
 
 def _nemo() -> Iterator[Run]:
-    """NeMo 24.12 in FP8 on H100; the distributed optimizer is assumed."""
+    """NeMo 24.12 in FP8 on H100, with cuDNN's attention; the distributed optimizer is assumed."""
     for row in table("11_misc.json")["nemo_2412"]["rows"]:
         dp = row["gpus"] // row["tp"] // row["pp"]
         chunks, model = row["vp"], LLAMA2[row["model"]]
@@ -205,17 +205,17 @@ def _nemo() -> Iterator[Run]:
         if chunks > 1:
             layout = replace(layout, chunks=chunks)
         seconds = row["gbs"] * row["seq"] / row["gpus"] / row["tok_s_gpu"]
-        hardware = replace(H100, peak=catalogue.FLOAT8 * H100.peak)
+        hardware = replace(H100, peak=catalogue.FLOAT8 * H100.peak, flash=1.0)
         yield Run(Row(model, layout, row["seq"], seconds, hardware, row["id"]))
 
 
 def _deepseek() -> Iterator[Run]:
     """DeepSeek-V3's own run (2412.19437): 180,000 GPU-hours a trillion tokens, batches of 15,360.
 
-    Latent attention stands as 128 heads of 128 with 8 KV heads, DualPipe as zb-h1.
+    DualPipe stands as zb-h1.
     """
     data = table("11_misc.json")["deepseek_v3"]
-    model, seq = deepseek(), data["model"]["seq"]
+    model, seq = catalogue.model_called("DeepSeek-V3"), data["model"]["seq"]
     layout = Layout(
         dp=128,
         pp=16,
@@ -230,14 +230,6 @@ def _deepseek() -> Iterator[Run]:
     seconds = data["published"]["hours_per_Ttok"] * 3600 / 1e12 * tokens / layout.gpus
     hardware = replace(H100, peak=catalogue.FLOAT8 * H100.peak, intra_bandwidth=160e9)
     yield Run(Row(model, layout, seq, seconds, hardware, "deepseek-v3"))
-
-
-def deepseek() -> Model:
-    """61 layers, of which three are dense; 671 billion parameters with the latent attention."""
-    shape = {"gated": True, "tied": False, "bias": False, "ffn": 2048, "head_dim": 128}
-    return Model(
-        61, 7168, 128, 129280, kv_heads=8, **shape, experts=256, top_k=8, shared=1, dense=3
-    )
 
 
 NANOTRON = {

@@ -258,26 +258,6 @@ def test_what_states_alone_need_and_how_many_gpus_hold_them(capsys):
     assert "the rest is activations and what is held for a moment: take more GPUs" in said
 
 
-@pytest.mark.parametrize(
-    ("model", "gpus", "hardware", "fits"),
-    [
-        ("Llama-2-7B", 1, "A100", False),  # github.com/meta-llama/llama/issues/342
-        ("Llama-2-7B", 2, "A100", True),
-        ("Llama-2-13B", 2, "A800", False),  # Alpha-VLLM/LLaMA2-Accessory, issue 26
-        ("Llama-2-13B", 4, "A800", True),
-        ("layers=80,width=9216,heads=72,vocab=128000,ffn=36864", 8, "A100", False),  # trl, issue 2294
-    ],
-)  # fmt: skip
-def test_questions_of_people_who_plan(model, gpus, hardware, fits, capsys):
-    question = ["plan", "--model", model, "--gpus", gpus, "--hardware", hardware]
-    question += ["--seq", 1024, "--batch", gpus]
-    if fits:
-        main(list(map(str, question)))
-        assert "most of it" in capsys.readouterr().out
-    else:
-        assert "No layout fits." in left(capsys, *question)
-
-
 def test_only_what_is_asked_for_is_tried(tmp_path):
     data = tmp_path / "plan.json"
     asked = ["--only", "tp=1/2,zero=3", "--without", "pp,recompute=full/none/half"]

@@ -182,7 +182,7 @@ PROGRAMS = {
     "autograd_functions": _ranks(_apply_double),
     **dict.fromkeys(("new_dtypes", "rebuild_tensor"), _ranks(_of_float8)),
     "untyped": _ranks(_typed),
-    **dict.fromkeys(("dispatch_mode", "tree_leaves", "address"), _metered),
+    **dict.fromkeys(("dispatch_mode", "address"), _metered),
     "below": _used_early,
     **dict.fromkeys(("backward_task", "engine"), _ranks(_traced)),
     **dict.fromkeys(
@@ -199,7 +199,7 @@ PROGRAMS = {
     **dict.fromkeys(
         (
             *("fake_store", "fake_tensor", "fake_mode", "real_mode", "group_called"),
-            *("shape_of", "forget_shardings", "transforms"),
+            *("shape_of", "forget_shardings", "transforms", "tree_leaves"),
         ),
         _planned(lambda output: output.sum().backward()),
     ),
