@@ -91,8 +91,8 @@ plt.show()
 # | parameters of a block | `12 * W**2 + 13 * W` | 06: 4, *A whole block* | counted there |
 # | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04 further: 3, *The planned model* | counted there |
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
-# | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 4, *One process* | its class `MoE` |
-# | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
+# | parameters of E experts, their router and a shared expert | `W * E + (E + 1) * (8 * W**2 + 5 * W)` | 11: 4, *One process* | its class `MoE` |
+# | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11 further: 3, *What a capacity drops* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *What autograd keeps* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 5, *Decide* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
@@ -271,8 +271,8 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | bucket | several gradients in one message | [03](03_ddp.ipynb) |
 # | budget | of the capstone: the most that the tensors of a rank may take up at any moment | [13](13_capstone.ipynb) |
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
-# | capacity | how many pieces an expert takes in a step; later ones are dropped | [11](11_experts.ipynb) |
-# | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts.ipynb) |
+# | capacity | how many pieces an expert takes in a step; later ones are dropped | [11](11_experts_further.ipynb) |
+# | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts_further.ipynb) |
 # | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split_further.ipynb) |
 # | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
 # | chunk | a worker's share of the batch in `nn.DataParallel` | [02](02_data_parallel.ipynb) |
