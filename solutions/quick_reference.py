@@ -233,7 +233,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | |
 # | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09 further: 5 |
-# | *does not have a sharding strategy registered* | `context_parallel` on the CPU: its attention has no rule for a cut sequence | 10: 4 |
+# | *does not have a sharding strategy registered* | context parallelism on the CPU: its attention has no rule for a cut sequence | 10: 4 |
 # | *Watchdog caught collective operation timeout* | with NCCL, a collective has waited for its limit. The rank that prints it is the one that waited: compare `SeqNum` and `OpType` of all ranks, and look for the rank whose last one is the smallest (flight recorder) | |
 # | *Some NCCL operations have failed or timed out* | follows the line above: look for the first one | |
 # | *CUDA out of memory* | activations or a unit are too large: smaller micro-batches, recomputation, shards. Or another process holds the GPU | |
