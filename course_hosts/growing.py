@@ -69,8 +69,9 @@ class Member:
         self._diary = self.folder / "events" / f"{name}-{time.time_ns()}.jsonl"
         port = int((self.folder / "store").read_text())
         self._store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        own = self._store.add("members", 1)  # tells processes apart, and says nothing about ranks
-        place = {"store": dist.PrefixStore("group", self._store), "rank": own, "world_size": _EVER}
+        self._own = self._store.add("members", 1)  # tells processes apart, and is no rank
+        store = dist.PrefixStore("group", self._store)
+        place = {"store": store, "rank": self._own, "world_size": _EVER}
         dist.init_process_group("gloo", enable_reconfigure=True, **place)
         self.note("ready", 0)
 
@@ -90,6 +91,10 @@ class Member:
                 self._store.set(f"again {self._list}", "")
 
     def _build(self, keys):
+        # Alone first, which closes the connections of the group before: a member that has not seen the
+        # list may wait there for this one, and no process has died to tell it.
+        alone = _EVER * self._list + self._own
+        private.reconfigure(alone, [private.handle_of_group()], timeout=_MEETING).wait()
         own = f"{self._list} {self.name}"
         self._store.set(own, private.handle_of_group())
         self._wait_for(keys)

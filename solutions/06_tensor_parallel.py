@@ -952,6 +952,19 @@ explore.Explorer(
 # *With one adapter a machine, 16 ranks are slower than 8. With one adapter a GPU, they are faster. In a narrower
 # block, communication outweighs computing earlier.*
 #
+# Without the scores of attention, the two times have a simple quotient. For a GPU of $F$ operations a second, links of $B$
+# bytes a second and numbers of 2 bytes, messages take $\frac{2}{9}\,(n - 1)\,F / (W B)$ of the computing. The tokens cancel
+# out: a larger batch does not help, a wider model does.
+
+# %%
+for W in (2_048, 4_096, 8_192, 16_384):  # at 400 TFLOP/s, with links of 450 GB/s
+    shares = [f"{n} ranks {2 / 9 * (n - 1) * 400e12 / (W * 450e9):.0%}" for n in (2, 4, 8)]
+    print(f"width {W:6}: messages take, of the computing, on", ", ".join(shares))
+
+# %% [markdown]
+# To keep them below a fifth, which overlapping can hide, take at most $1 + 0.9\,W B / F$ ranks. Between machines, with a
+# ninth of the link, even two ranks need a width of nearly 9,000.
+#
 # The model leaves out the latency of each hop, and matrix products that get too small to fill a GPU. In measurements
 # on 64 GPUs, each with an adapter, 8 ranks were best, the size of a machine (Narayanan et al. 2021, section 5.4.1,
 # figure 13).

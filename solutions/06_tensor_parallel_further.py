@@ -1,17 +1,20 @@
 # %% [markdown]
-# # 6. Tensor parallel, further: sequence parallelism by hand, dropout, and norms over all ranks
+# # 6. Tensor parallel, further: sequence parallelism by hand, three matrices, dropout, and norms
 #
 # The lesson shows sequence parallelism as a plan. Here you see what it does, by hand, and how much memory it saves.
-# Then come two things that can go wrong with any cut. Dropout has to drop the same numbers on all ranks in one place,
+# Then come an MLP of three matrices, and things that can go wrong with any cut. A sum has the wrong backward. Dropout has to drop the same numbers on all ranks in one place,
 # and different ones in another. Clipping needs the norm of all gradients.
 #
 # None of it needs an answer from the lesson.
 
 # %% tags=["nbval-ignore-output"]
+import warnings
+
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -21,7 +24,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 from torch.nn.parallel import DistributedDataParallel
 
 from course_exercises import check, hint
@@ -31,7 +34,7 @@ from course_utils.launch import launch
 from course_utils.lesson.equality import check_equal, flat, largest_difference
 from course_utils.lesson.models import Attention, Block, FeedForward
 from course_utils.lesson.predictions import compare
-from course_utils.trace import kept_for_backward, memory_ledger
+from course_utils.trace import Trace, kept_for_backward, memory_ledger
 
 hardware.report()
 
@@ -399,7 +402,121 @@ whole, got = launch(whole_and_by_tokens, 2, sequence_parallel_with_pytorch, noth
 print("largest difference:", check_equal(flat(whole.values()), [flat(got.values())]))
 
 # %% [markdown]
-# ## 5. Break it: dropout, norms, and two things that are no cut
+# ### Three matrices, one entrance
+#
+# The MLP of Llama and of most models since has three matrices (SwiGLU). `w1` and `w3` are cut in columns at the same
+# places, so that each rank multiplies columns that belong together, and `w2` in rows.
+
+
+# %%
+class Gated(nn.Module):
+    """An MLP with a gate: w2(silu(w1(x)) * w3(x))."""
+
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x):
+        return self.w2(silu(self.w1(x)) * self.w3(x))
+
+
+THREE = {"w1": ColwiseParallel(), "w3": ColwiseParallel(), "w2": RowwiseParallel()}
+ENTER_ONCE = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
+
+
+def gated(rank, plan):
+    """The difference of this rank's parts of output and gradients; the all-reduces of a step."""
+    torch.manual_seed(0)
+    mlp, x = Gated(32, 96).to(hardware.device()), torch.randn(2, 6, 32).to(hardware.device())
+    whole = outcome(mlp, x, nothing)
+    mlp = parallelize_module(mlp, mesh(), plan)
+    with Trace() as trace:
+        got = outcome(mlp, x, nothing)
+    for name in ("w1.weight", "w3.weight", "w2.weight"):
+        whole[name] = whole[name].chunk(dist.get_world_size(), int(name == "w2.weight"))[rank]
+    sums = [call.bytes for call in trace.record().calls if call.op == "all_reduce"]
+    return check_equal(flat(whole.values()), [flat(got.values())]), sum(sums) // (4 * x.numel())
+
+
+# %% [markdown]
+# The plan `THREE` names the three layers. **Predict** how many all-reduces of $tW$ numbers a step has, forward and
+# backward. And how many, if the *module* has an entry as well, which makes its input a DTensor before both layers?
+
+# %% tags=["prediction"]
+predicted = {"an entry for each layer": 3, "and one for the module": 2}
+
+# %%
+plans = [THREE, {"": ENTER_ONCE} | THREE]
+runs = [launch(gated, 2, plan) for plan in plans]
+print("largest difference:", max(difference for run in runs for difference, _ in run))
+measured = dict(zip(predicted, (run[0][1] for run in runs)))
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={
+        "One f and one g, as by hand: but each layer's style has its own f.": {
+            "an entry for each layer": 2
+        },
+    },
+)
+
+# %% [markdown]
+# Each `ColwiseParallel` puts its own $f$ in front of its layer, and each adds up a gradient of $x$. With one entry for the
+# module the two gradients are added on the rank first, and once over the ranks. It is the same for `wq`, `wk` and `wv`,
+# where the plan without an entry has four all-reduces in place of two.
+#
+# ## 5. Break it: a sum, dropout, norms, and two things that are no cut
+#
+# ### A sum that autograd knows
+#
+# $g$ is a sum in forward and nothing in backward. Two collectives look like shorter ways to write it. The *functional* ones,
+# which return a new tensor, have a backward since PyTorch 2.11. The one in place has none. A rank's part counts once in the
+# sum, so its gradient should be 1. **Predict** both on 4 ranks.
+
+# %% tags=["prediction"]
+predicted = {"functional": 4.0, "in place": 1.0}
+
+
+# %%
+def functional(part):
+    return functional_collectives.all_reduce(part, "sum", dist.group.WORLD)
+
+
+def in_place(part):
+    whole = part.clone()
+    dist.all_reduce(whole)
+    return whole
+
+
+def gradient_of_part(rank, add_up):
+    """The gradient of one number of this rank's part, where the loss is the sum of all parts."""
+    part = torch.ones(3, device=hardware.device(), requires_grad=True)
+    with warnings.catch_warnings(action="ignore"):
+        add_up(part).sum().backward()
+    return part.grad[0].item()
+
+
+# %%
+found = [launch(gradient_of_part, 4, add_up)[0] for add_up in (functional, in_place)]
+
+# %%
+compare(
+    predicted,
+    dict(zip(predicted, found)),
+    likely={
+        "As if its backward were nothing: it is a sum over the ranks.": {"functional": 1.0},
+        "As if autograd saw the collective: it sees the clone only.": {"in place": 4.0},
+    },
+)
+
+# %% [markdown]
+# The backward of a functional sum is a sum, which is right where each rank has a loss of its own. Here all ranks compute the
+# same loss, so four equal gradients are added up: the gradient is too large by the number of ranks, and Adam hides it.
+# The sum in place gives 1 by luck: PyTorch warns that *an autograd kernel was not registered*, and that this use will be
+# removed. Write $g$ as an `autograd.Function`, or use DTensors.
 #
 # ### Dropout masks: equal here, different there
 #

@@ -145,8 +145,7 @@ check("10.1", merge)
 # ### The same on two ranks
 #
 # The lesson's own `merged` is for queries that have seen a key on both sides. Two ranks have four of the eight tokens
-# each. There is no mask yet. A rank attends to the keys of each rank, then merges. A second run takes the mean
-# instead.
+# each. There is no mask yet. A rank attends to the keys of each rank, then merges.
 
 
 # %%
@@ -158,28 +157,23 @@ def merged(one, other):
     return (weights * outs).sum(dim=0), total
 
 
-def mean_of_both(one, other):
-    return (one[0] + other[0]) / 2, torch.logaddexp(one[1], other[1])
-
-
 # %%
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 8, 4)
 
 
-def half_the_tokens_each(rank, merge):
+def half_the_tokens_each(rank):
     """The output of this rank's four queries, over all eight keys."""
     own_q, own_k, own_v = (part.chunk(2)[rank].to(hardware.device()) for part in (q, k, v))
     gathered_parts = [torch.empty(2, 4, 4, device=own_q.device) for _ in range(2)]
     dist.all_gather(gathered_parts, torch.stack([own_k, own_v]))
-    out, _ = merge(*(attend(own_q, *keys_and_values) for keys_and_values in gathered_parts))
+    out, _ = merged(*(attend(own_q, *keys_and_values) for keys_and_values in gathered_parts))
     return out.cpu()
 
 
 whole, _ = attend(q, k, v)
-right, wrong = (torch.cat(launch(half_the_tokens_each, 2, m)) for m in (merged, mean_of_both))
-print("largest difference from one process:", check_equal(whole, [right]))
-print("the same with the mean:             ", largest_difference(whole, [wrong]))
+halves = torch.cat(launch(half_the_tokens_each, 2))
+print("largest difference from one process:", check_equal(whole, [halves]))
 
 # %% [markdown]
 # ## 3. Predict, then measure: an unfair mask, and what travels
@@ -598,7 +592,7 @@ compare(
 # GPUs. Then $K$ and $V$ are what remains: all of them with an all-gather, a part in the ring.
 
 # %% [markdown]
-# ## 4. By hand, then with PyTorch: backward, a model, and `context_parallel`
+# ## 4. By hand, then with PyTorch: backward, a model, and a plan
 #
 # ### Backward by hand
 #
@@ -827,10 +821,9 @@ for name, count in sorted(in_backward.items()):
 # | ring | $6S(n-1)$ | its own keys and values, and one more set | each hop has to hide behind computing |
 #
 # With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. If there are more
-# ranks than heads of keys, several ranks get copies of one head (exercise 10.5). The ways can also be multiplied: by
-# heads inside a machine, a ring between machines ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). The
-# computing of a hop grows with $t^2$ and its bytes with $t$, so above some length the hops cost no time (Liu et al.
-# 2023, section 3).
+# ranks than heads of keys, several ranks get copies of one head (exercise 10.5). The ways also multiply: by heads inside a
+# machine, a ring between machines (*USP*, in the further notebook). The computing of a hop grows with $t^2$ and its bytes
+# with $t$, so above some length the hops cost no time (Liu et al. 2023, section 3).
 #
 # ### A language model on cut sequences
 #
@@ -914,29 +907,33 @@ for data, context, name in [(1, 4, "ring"), *((2, 2, name) for name in ways)]:
     print(f"data {data} x context {context}, {name:10}  largest difference: {difference}")
 
 # %% [markdown]
-# ### With PyTorch: `context_parallel`
+# ### With PyTorch: a plan
 #
-# PyTorch's own API is a context manager, still called experimental. Inside it the `buffers` are cut to this rank's
-# part, by head and tail, and `scaled_dot_product_attention` is another one. It merges part by part, as our ring does,
-# but brings all keys in one all-gather.
-#
-# It needs an attention kernel with a rule for cut sequences. Those for GPUs have one. The kernel for CPUs has none, and
-# there the cell ends with *does not have a sharding strategy registered*.
+# PyTorch's own is experimental, with private names. A style for `parallelize_module` (chapter 6) stands around the module
+# that attends; `_context_parallel_shard` cuts the tensors, by head and tail. With `SDPA` it needs a kernel that knows cut
+# sequences, as those for GPUs do. On CPUs the cell ends with *does not have a sharding strategy registered*.
 
 # %% tags=["nbval-ignore-output"]
-from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental import _attention as experimental
+from torch.distributed.tensor.parallel import parallelize_module
 
 
-def with_pytorch(rank, attention=None):
+class Causal(torch.nn.Module):
+    def forward(self, q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def with_pytorch(rank):
     """By how much this rank's output differs from one process; or the error."""
     torch.manual_seed(0)
     mesh = init_device_mesh(hardware.device().type, (2,))
-    q, k, v = torch.randn(3, 1, heads, 16, width).to(hardware.device())
-    whole = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    parts = [*torch.randn(3, 1, heads, 16, width).to(hardware.device())]
+    *own, whole = experimental._context_parallel_shard(mesh, [*parts, Causal()(*parts)], [2] * 4)
+    kind = experimental._ContextParallel.AttentionType.SDPA
+    style = experimental._ContextParallel(seq_dim=2, attention_type=kind)
+    experimental._enable_context_parallel_dispatcher()
     try:
-        with context_parallel(mesh, buffers=[q, k, v, whole], buffer_seq_dims=[2] * 4):
-            attention = attention or functional.scaled_dot_product_attention  # looked up only now
-            return largest_difference(whole, [attention(q, k, v, is_causal=True)])
+        return largest_difference(whole, [parallelize_module(Causal(), mesh, style)(*own)])
     except RuntimeError as error:  # NotImplementedError is one, too
         return f"{type(error).__name__}: {error}"
 
@@ -944,14 +941,8 @@ def with_pytorch(rank, attention=None):
 print(launch(with_pytorch, 2)[0])
 
 # %% [markdown]
-# A script that has imported the function by its name keeps the old one. Then each rank attends to its own tokens only,
-# nothing is sent, and there is no error:
-
-# %%
-from torch.nn.functional import scaled_dot_product_attention
-
-differences = launch(with_pytorch, 2, scaled_dot_product_attention)
-print("largest difference from one process:", max(differences))
+# Older code has the context manager `context_parallel`, which replaced the function inside `torch.nn.functional`. A script
+# that had imported it by its name kept the old one: each rank attended to its own tokens only, without an error.
 
 # %% [markdown]
 # ## 5. Break it: two mistakes that run to the end

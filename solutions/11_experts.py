@@ -24,7 +24,7 @@ from course_exercises import check, hint
 from course_utils import hardware
 from course_utils.figures import ch11
 from course_utils.launch import launch
-from course_utils.lesson import explore, text
+from course_utils.lesson import text
 from course_utils.lesson.equality import check_equal, flat, largest_difference
 from course_utils.lesson.models import FeedForward, LanguageModel
 from course_utils.lesson.predictions import compare
@@ -118,6 +118,19 @@ def best_experts(logits, k):
 # in each layer and everything else: 13 billion (Jiang et al. 2024, abstract). With twice as many experts it would still
 # be 13 billion. The price is that tokens have to travel, and that the work is spread unevenly.
 #
+# Later models have more and smaller experts, and their recipes differ:
+#
+# | | Mixtral 8x7B (2024) | DeepSeek-V3 (2024) | Qwen3-235B (2025) |
+# |---|---|---|---|
+# | experts in a layer, chosen by a token | 8, 2 | 256, 8 | 128, 8 |
+# | **shared expert**, which every token meets | none | 1 | none |
+# | weights | softmax | sigmoids, divided by their sum | softmax, divided by their sum |
+# | balance | a loss | a bias, and a very small loss | a loss over the whole batch |
+#
+# None of them drops a token. Until about 2022 most systems did: compilers and TPUs wanted tensors of a fixed size, so
+# an expert took a fixed number of pieces, its *capacity*. Products of many sizes in one call (section 4) made that
+# needless. The further notebook has it.
+#
 # ### Load
 #
 # Here a router that has learned nothing routes 96 tokens.
@@ -134,13 +147,12 @@ print("pieces of each expert:", load)
 # %% [markdown]
 # An even load would be 24 pieces. If each expert is on a rank of its own, all ranks wait for the one with the largest
 # load, which also stores the most activations. In training it gets worse: an expert with more tokens learns more, and is
-# chosen even more often. You write the newest remedy first.
+# chosen even more often. There are two remedies.
 
 # %% [markdown]
 # ### 11.1 Route, with a bias that balances (1 point)
 #
-# Most systems add a second loss that rewards an even load (next section). DeepSeek-V3 hardly needs one. Each expert has
-# a bias, which is added to its logits when the experts are chosen, and only then. After each step the bias of an expert
+# DeepSeek-V3 balances almost without a loss. Each expert has a bias, which is added to its logits when the experts are chosen, and only then. After each step the bias of an expert
 # with too much work is lowered a little, and the others are raised ([DeepSeek-AI
 # 2024](https://arxiv.org/abs/2412.19437), section 2.1.2). The weight of a result does not depend on the bias.
 # (DeepSeek-V3 scores with sigmoids. Take the softmax over the chosen logits, as above.)
@@ -164,9 +176,74 @@ def route(logits: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
 check("11.1", route)
 
 # %% [markdown]
+# ### Balance without a loss
+#
+# The bias learns by counting, not from a gradient. In each step the ranks add up how many pieces chose each expert. Where
+# it was more than an even load, the bias goes down by a small number; elsewhere it goes up. Here are DeepSeek-V3's
+# sigmoids, with 64 experts of which a token chooses 8.
+
+
+# %%
+MANY, EIGHT = 64, 8
+
+
+def eight_of_many(scores, bias):
+    """The experts with the largest score + bias, and their weights, from the scores alone: (T, 8)."""
+    choices = (scores + bias).argsort(dim=-1, descending=True)[:, :EIGHT]
+    chosen = scores.take_along_dim(choices, dim=-1)
+    return choices, chosen / chosen.sum(-1, keepdim=True)
+
+
+# %%
+def balanced_by_bias(rank, together=True, steps=100, rate=0.01):
+    """The largest load in the first and in the last step, 1 if even; the bias; numbers sent in a step."""
+    exact = {"dtype": torch.float64}  # no digit decides a route
+    torch.manual_seed(0)
+    router, bias, common = torch.randn(W, MANY, **exact), torch.zeros(MANY, **exact), torch.randn(W)
+    largest = []
+    with Trace() as trace:
+        for _ in range(steps):
+            tokens = (common + torch.randn(256, W)).to(**exact).chunk(dist.get_world_size())[rank]
+            choices, _ = eight_of_many((tokens @ router / W**0.5).sigmoid(), bias)
+            counts = choices.flatten().bincount(minlength=MANY).to(hardware.device())
+            if together:
+                dist.all_reduce(counts)
+            largest.append(counts.max().item() / counts.double().mean().item())
+            bias -= rate * (counts - counts.double().mean()).sign().cpu()
+    return largest[0], largest[-1], bias, sum(c.elements for c in trace.record().calls) // steps
+
+
+# %% [markdown]
+# **Predict** how many numbers a rank hands over in a step, so that four ranks find the bias of one process.
+
+# %% tags=["prediction"]
+predicted = {"numbers a step": 64}
+
+# %%
+[one] = launch(balanced_by_bias, 1)
+four = launch(balanced_by_bias, 4)
+print(f"largest load, 1 if even: {one[0]:.1f} at first, {one[1]:.1f} after 100 steps")
+print("bias of 4 ranks, largest difference:", check_equal(one[2], [bias for _, _, bias, _ in four]))
+apart = [bias for _, _, bias, _ in launch(balanced_by_bias, 4, together=False)]
+print("each rank counts its own:", largest_difference(one[2], apart))
+
+# %%
+compare(
+    predicted,
+    {"numbers a step": four[0][3]},
+    likely={
+        "As if the choices were gathered: counts are enough.": {"numbers a step": 512},
+    },
+)
+
+# %% [markdown]
+# No gradient pulls at the router for the sake of balance. If each rank counts its own tokens only, every rank ends with
+# a bias of its own, and the same token takes another way on another rank.
+
+# %% [markdown]
 # ### The balance loss
 #
-# The older remedy is a second loss ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961), section 2.2):
+# The other remedy is a second loss ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961), section 2.2):
 #
 # $$L_b = E \sum_{e} f_e \, p_e$$
 #
@@ -217,95 +294,6 @@ def balance_loss(logits: Tensor, choices: Tensor) -> Tensor:
 check("11.4", balance_loss)
 
 # %% [markdown]
-# ### Capacity, the oldest remedy
-#
-# Compilers and TPUs want tensors of a fixed size. So early systems fixed how many pieces an expert takes, its
-# **capacity** ([Lepikhin et al. 2020](https://arxiv.org/abs/2006.16668), section 2.2). With a **capacity factor** f it
-# is
-#
-# $$C = \lceil f \cdot T k / E \rceil$$
-#
-# of the $Tk$ pieces. A piece that comes later is **dropped**: its expert adds nothing to the token. A token without both
-# pieces has only its residual connection.
-
-
-# %%
-def fits(choices, experts, capacity_factor):
-    """Which pieces find a place, (T, k); tokens join the queues of their experts in their order."""
-    joins = one_hot(choices.flatten(), experts)  # (T k, E)
-    place = (joins.cumsum(0) * joins).sum(1) - 1  # of each piece in its queue, from 0
-    return (place < capacity_factor * choices.numel() / experts).view_as(choices)
-
-
-# %% [markdown]
-# **Predict** how many of the 192 pieces above are dropped with a capacity factor of 1. Each expert then has 24 places,
-# so there are exactly as many places as pieces.
-
-# %% tags=["prediction"]
-predicted = {"dropped": sum(max(0, pieces - 24) for pieces in load)}
-
-# %%
-compare(
-    predicted,
-    {"dropped": (~fits(choices, E, 1.0)).sum().item()},
-    likely={"As if a piece could take an empty place of another expert.": {"dropped": 0}},
-)
-
-# %%
-ch11.queues(load, 24, "As many places as pieces, and yet many pieces are dropped")
-plt.show()
-for ranks in (1, 2, 4, 8):
-    kept = torch.cat([fits(own, E, 1.25) for own in choices.chunk(ranks)])
-    print(f"ranks: {ranks}, dropped with a factor of 1.25: {(~kept).sum().item()}")
-
-# %% [markdown]
-# *What is above the dashed line is dropped, and as many places stay empty elsewhere.* If each rank counts its own queues,
-# the result depends on the number of ranks. Many systems accept that to save a call (GShard's *local group dispatching*).
-# Here the queues are those of the whole batch, so that several ranks can be compared with one process.
-#
-# Since then the usual choices have changed:
-#
-# | | Switch Transformer (2021) | DeepSeek-V3 (2024) |
-# |---|---|---|
-# | experts in a layer | up to 2,048 | 256, and a **shared expert** that all tokens meet |
-# | experts that a token chooses | 1 | 8 |
-# | weights | softmax | sigmoids, divided by their sum |
-# | balance | a loss | a bias, and a very small loss |
-# | pieces beyond the capacity | dropped | there is no capacity |
-
-# %% [markdown]
-# ### 11.2 Places in the queues, over all ranks (3 points)
-#
-# The queues are those of the whole batch. All pieces of rank 0 stand before those of rank 1, and so on; within a rank,
-# tokens stand in their order. A rank could gather the choices of all ranks and call `fits`. But it is enough if each
-# rank tells the others *one number for each expert*. Which number, and what do you add up? (The check counts what you
-# hand over.)
-
-
-# %% nbgrader={"grade_id": "11.2", "solution": true}
-def places(choices: Tensor, capacity: Tensor) -> Tensor:
-    """Returns the place of each of this rank's pieces in the queue of its expert, int64 (T, k).
-
-    `choices` are the experts' numbers, int64 (T, k); those of a token differ. `capacity`, int64 (E,),
-    says how many pieces each expert takes from the whole batch. Places count from 0; a piece that finds
-    none has -1. Ranks may have different numbers of tokens, also none. A rank hands over at most E
-    numbers to other ranks.
-    """
-    ### BEGIN SOLUTION
-    chosen = choices.flatten()
-    marks = one_hot(chosen, len(capacity))  # (T k, E)
-    counts = [torch.empty_like(capacity) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, marks.sum(0))
-    before = sum(counts[: dist.get_rank()], torch.zeros_like(capacity))
-    ahead = (before + marks.cumsum(0) - marks).gather(1, chosen[:, None]).squeeze(1)
-    return ahead.where(ahead < capacity[chosen], -1).view_as(choices)
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "11.2-check", "grade": true, "points": 3, "locked": true}
-check("11.2", places)
-
-# %% [markdown]
 # ## 4. By hand, then with PyTorch: a model with experts, on a grid
 #
 # ### One process
@@ -327,34 +315,31 @@ def run_experts(experts, pieces, chosen):
 
 # %%
 class MoE(nn.Module):
-    """A router and its experts: (N, T, W) to (N, T, W)."""
+    """A router, its experts and a shared expert: (N, T, W) to (N, T, W)."""
 
-    def __init__(self, width, experts, k, capacity_factor):
+    def __init__(self, width, experts, k):
         super().__init__()
-        self.k, self.capacity_factor = k, capacity_factor
-        self.router = nn.Linear(width, experts, bias=False)
+        self.k = k
+        self.router, self.shared = nn.Linear(width, experts, bias=False), FeedForward(width)
         self.experts = nn.ModuleDict({str(e): FeedForward(width) for e in range(experts)})
-        self.gather = lambda choices: (choices, 0)  # those of all ranks, and where mine begin
+        self.gather = lambda choices: choices  # those of all ranks
         self.run = run_experts
 
     def forward(self, x):
         tokens = x.flatten(0, -2)
         logits = self.router(tokens)
         choices, weights = best_experts(logits, self.k)
-        all_choices, first = self.gather(choices)
-        self.balance = share_of_balance(logits, all_choices)
-        kept = fits(all_choices, logits.shape[-1], self.capacity_factor)[first:][: len(tokens)]
-        token, which = kept.nonzero(as_tuple=True)
-        results = self.run(self.experts, tokens[token], choices[token, which])
-        weighted = weights[token, which, None] * results
-        return torch.zeros_like(tokens).index_add(0, token, weighted).view_as(x)
+        self.balance = share_of_balance(logits, self.gather(choices))
+        pieces = tokens.repeat_interleave(self.k, dim=0)  # none is dropped
+        results = self.run(self.experts, pieces, choices.flatten())
+        mixed = (weights[:, :, None] * results.view(*choices.shape, -1)).sum(1)
+        return (self.shared(tokens) + mixed).view_as(x)
 
 
 # %% [markdown]
-# The model is the course's language model with two blocks; the second has experts, and their capacity is unlimited
-# unless a cell says otherwise. The loss of a batch is its mean cross entropy plus a hundredth of the balance loss. Each
-# rank computes its *share*: the sum over its own tokens, divided by the tokens of the whole batch. So the gradients of
-# the ranks add up.
+# The model is the course's language model with two blocks; the second has experts. The loss of a batch is its mean cross
+# entropy plus a hundredth of the balance loss. Each rank computes its *share*: the sum over its own tokens, divided by
+# the tokens of the whole batch. So the gradients of the ranks add up.
 
 # %%
 CONTEXT, ROWS, STEPS, WIDTH, EXPERTS, BALANCE = 12, 8, 3, 24, 4, 0.01
@@ -363,9 +348,9 @@ CONTEXT, ROWS, STEPS, WIDTH, EXPERTS, BALANCE = 12, 8, 3, 24, 4, 0.01
 class MixtureModel(LanguageModel):
     """Two blocks, experts in the second; returns the logits and the balance loss."""
 
-    def __init__(self, capacity_factor=math.inf):
+    def __init__(self):
         super().__init__(len(text.vocabulary()), WIDTH, heads=4, layers=2, context=CONTEXT)
-        self.blocks[1].feed_forward = MoE(WIDTH, EXPERTS, 2, capacity_factor)
+        self.blocks[1].feed_forward = MoE(WIDTH, EXPERTS, 2)
 
     def forward(self, tokens):
         return super().forward(tokens), self.blocks[1].feed_forward.balance
@@ -379,10 +364,10 @@ def share_of_loss(outputs, targets, tokens, weight=BALANCE):
 
 
 # %%
-def new_model(capacity_factor=math.inf):
+def new_model():
     torch.set_num_threads(1)  # a model as small as this one loses time with more
     torch.manual_seed(0)
-    return MixtureModel(capacity_factor).to(hardware.device())
+    return MixtureModel().to(hardware.device())
 
 
 def batch_of(step, rank=0, ranks=1):
@@ -410,7 +395,7 @@ def train(model, rank=0, ranks=1, finish=lambda model: None, steps=STEPS):
     return {name: (full(p), full(p.grad)) for name, p in model.named_parameters()}
 
 
-alone = {factor: train(new_model(factor)) for factor in (math.inf, 0.75)}
+alone = train(new_model())
 
 # %% [markdown]
 # One warning before you compare. Sums in another order differ in their last digits. If a token's second and third choice
@@ -517,16 +502,16 @@ check("11.3", Dispatcher)
 # %% [markdown]
 # ### The whole model on several ranks
 #
-# Each rank keeps its own experts and forgets the others. It gathers the choices of all ranks for the balance loss and
-# the capacity. (11.4 and 11.2 need only E numbers from each rank.)
+# Each rank keeps its own experts and forgets the others. The shared expert is on every rank, as the router is. A rank
+# gathers the choices of all ranks for the balance loss. (11.4 needs only E numbers from each rank.)
 
 
 # %%
 def choices_of_all(choices):
-    """The choices of all ranks, in their order, and where those of this rank begin."""
+    """The choices of all ranks, in their order."""
     of_ranks = [torch.empty_like(choices) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, choices)
-    return torch.cat(of_ranks), dist.get_rank() * len(choices)
+    return torch.cat(of_ranks)
 
 
 def expert_parallel(model, group):
@@ -554,7 +539,7 @@ predicted = {"all-to-alls of tokens": 4, "bytes with 8 experts": 1.0}
 def tokens_sent(rank, experts):
     """In a step of one layer: the bytes that this rank hands over, for each all-to-all of tokens."""
     torch.manual_seed(0)
-    layer = expert_parallel(MoE(WIDTH, experts, 2, math.inf).to(hardware.device()), None)
+    layer = expert_parallel(MoE(WIDTH, experts, 2).to(hardware.device()), None)
     torch.manual_seed(rank)
     x = torch.randn(2, 12, WIDTH).to(hardware.device()).requires_grad_()
     with Trace() as trace:
@@ -614,9 +599,9 @@ def add_up_everything(model, data):
 
 
 # %%
-def train_on_grid(rank, sizes, capacity_factor=math.inf, finish=add_up_gradients):
+def train_on_grid(rank, sizes, finish=add_up_gradients):
     mesh = init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("data", "experts"))
-    model = expert_parallel(new_model(capacity_factor), mesh.get_group("experts"))
+    model = expert_parallel(new_model(), mesh.get_group("experts"))
     return train(model, rank, mesh.size(), partial(finish, data=mesh.get_group("data")))
 
 
@@ -631,12 +616,11 @@ def difference(whole, results, measure=check_equal):
 
 
 # %%
-for sizes, factor in (((1, 2), math.inf), ((1, 4), math.inf), ((2, 2), math.inf), ((2, 2), 0.75)):
-    results = launch(train_on_grid, math.prod(sizes), sizes, factor)
-    found = difference(alone[factor], results)
-    print(f"data x experts = {sizes}, capacity factor {factor}: largest difference", found)
-wrong = launch(train_on_grid, 4, (2, 2), math.inf, add_up_everything)
-found = difference(alone[math.inf], wrong, largest_difference)
+for sizes in ((1, 2), (1, 4), (2, 2)):
+    results = launch(train_on_grid, math.prod(sizes), sizes)
+    print(f"data x experts = {sizes}: largest difference", difference(alone, results))
+wrong = launch(train_on_grid, 4, (2, 2), add_up_everything)
+found = difference(alone, wrong, largest_difference)
 print("all gradients added up over all ranks: largest difference", found)
 
 # %% [markdown]
@@ -681,11 +665,62 @@ def train_with_pytorch(rank, sizes):
 
 
 results = launch(train_with_pytorch, 4, (2, 2))
-print("largest difference from one process:", difference(alone[math.inf], results))
+print("largest difference from one process:", difference(alone, results))
 
 # %% [markdown]
 # [torchtitan](https://github.com/pytorch/torchtitan/pull/1324) borrows the `experts` ranks from the data ranks, too. But
-# it stacks the experts of a rank in one tensor for each matrix, and multiplies all of them in one *grouped* product.
+# it stacks the experts of a rank in one tensor for each matrix, so that `fully_shard` meets one parameter and not 64,
+# and multiplies all of them in one **grouped product**: rows that are sorted by expert, and where each queue ends.
+
+# %%
+from torch.nn.functional import gelu, grouped_mm
+
+
+class StackedExperts(nn.Module):
+    """The experts of a rank; each of their matrices and biases is one tensor (E / n, ...)."""
+
+    def __init__(self, experts):
+        super().__init__()
+        for layer in ("up", "down"):
+            parts = [getattr(expert, layer) for expert in experts]
+            matrices = torch.stack([part.weight.detach().T for part in parts])
+            setattr(self, f"{layer}_weight", nn.Parameter(matrices))
+            biases = torch.stack([part.bias.detach() for part in parts])
+            setattr(self, f"{layer}_bias", nn.Parameter(biases))
+
+    def forward(self, queues, lengths):
+        """All queues, one behind the other, through their experts; a queue may be empty."""
+        ends = lengths.cumsum(0, dtype=torch.int32)
+        up_bias, down_bias = (
+            b.repeat_interleave(lengths, 0) for b in (self.up_bias, self.down_bias)
+        )
+        hidden = gelu(grouped_mm(queues, self.up_weight, offs=ends) + up_bias)
+        return grouped_mm(hidden, self.down_weight, offs=ends) + down_bias
+
+
+# %%
+def run_stacked(stacked, pieces, chosen):
+    """As `run_experts`, without a loop over the experts."""
+    order = chosen.argsort(stable=True)
+    lengths = chosen.bincount(minlength=len(stacked.up_bias))
+    return stacked(pieces[order], lengths)[order.argsort()]
+
+
+torch.manual_seed(0)
+experts = nn.ModuleDict({str(e): FeedForward(W) for e in range(MANY)})
+stacked = StackedExperts(experts.values())
+choices, _ = eight_of_many(torch.rand(40, MANY), torch.linspace(1, 0, MANY))
+pieces = torch.randn(40 * EIGHT, W)
+outputs = [
+    run(of, pieces, choices.flatten())
+    for run, of in ((run_experts, experts), (run_stacked, stacked))
+]
+for output in outputs:
+    output.square().sum().backward()
+one_by_one = torch.stack([expert.up.weight.grad.T for expert in experts.values()])
+print("experts that nobody chose:", MANY - len(choices.unique()))
+print("outputs, largest difference:", check_equal(outputs[0], [outputs[1]]))
+print("gradients, largest difference:", check_equal(one_by_one, [stacked.up_weight.grad]))
 
 # %% [markdown]
 # ## 5. Break it: averages on a grid
@@ -792,32 +827,14 @@ check("11.5", average_expert_gradients)
 # |---|---|---|
 # | 11.1 Route, with a bias that balances | 1 | section 3, after the load |
 # | 11.4 The balance loss, over all ranks | 2 | section 3, after the balance loss |
-# | 11.2 Places in the queues, over all ranks | 3 | section 3, after the capacity |
 # | 11.3 Dispatch and combine | 4 | section 4, after the exchange |
 # | 11.5 Average the gradients on a grid | 3 | section 5, after the bug hunt |
 #
-# Put together, your five answers train the model of section 4, also where ranks have different numbers of tokens.
+# Put together, your answers train the model of section 4, also where ranks have different numbers of tokens. 11.2 is in
+# the further notebook.
 
 # %% [markdown]
-# ## 7. See it: load, capacity and links
-#
-# In the explorer 1,024 tokens choose two experts each. `preference` is how much the router prefers the first experts to
-# the last. Two things to try: without any preference and with a capacity factor of 1, chance alone drops something.
-# With a preference of 0.7, which capacity factor drops nothing, and how many places are then empty?
-
-# %%
-explore.Explorer(
-    ch11.load_and_capacity,
-    experts=(2, 32, 8),
-    preference=(0.0, 2.0, 0.5),
-    capacity_factor=(0.5, 2.5, 1.25),
-)
-
-# %% [markdown]
-# *At the start two experts get more pieces than they have places, and the last three leave more than half of their
-# places empty.*
-#
-# ### Which links does it take?
+# ## 7. See it: links
 #
 # In a ring each rank sends to its neighbour. In an all-to-all it sends to everybody. The figure is calculated, for
 # machines of 8 ranks and experts that are all chosen equally often.
@@ -837,7 +854,7 @@ plt.show()
 # %% [markdown]
 # ## 8. On a cluster: the same grid under torchrun
 #
-# The script trains a small stack of MoE layers on the course's story, without capacity. Its arguments are the sizes of
+# The script trains a small stack of MoE layers on the course's story. Its arguments are the sizes of
 # `data` and `experts`.
 
 # %%
@@ -926,7 +943,7 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 #   inside one.
 # * **The host waits** in every layer, because `tolist()` needs the splits that the GPU computes. Kernels that send from
 #   the GPU without asking the host (DeepEP) avoid it. So does padding every queue to its capacity.
-# * **Many small matrices.** A grouped product is much faster than the loop over experts
+# * **Many small matrices.** On a GPU a grouped product is much faster than the loop over experts
 #   ([Gale et al. 2022](https://arxiv.org/abs/2211.15841), section 4).
 # * **Norms and checkpoints.** Each expert counts once, not once for each copy.
 
@@ -935,7 +952,8 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 #
 # 1. A token meets k of E experts. Parameters grow with E. The work for a token and the bytes that travel do not.
 # 2. A layer makes four exchanges of tokens in a step. The splits come from the router, and backward swaps them.
-# 3. Shares of the load are those of the whole batch, or the result depends on the number of ranks.
+# 3. Today no piece is dropped. A bias or a loss balances the load, and counts that of the whole batch: otherwise the
+#    result depends on the number of ranks.
 # 4. An expert's gradient already holds the tokens of its group. Add it up over the copies only. If losses are means,
 #    divide it by the number of *all* ranks. Adam hides a wrong factor.
 # 5. Every rank takes part in every exchange, also with nothing to send. `experts` is the dimension for the fast links.
@@ -944,10 +962,10 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 #
 # * N. Shazeer et al., *Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer*, 2017: sections
 #   2.1, 3.1 and 4.
-# * D. Lepikhin et al., *GShard*, 2020: section 2.2, algorithm 1.
 # * W. Fedus et al., *Switch Transformers*, 2021: section 2.2.
 # * A. Q. Jiang et al., *Mixtral of Experts*, 2024, [arXiv 2401.04088](https://arxiv.org/abs/2401.04088): table 1.
 # * DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024: sections 2.1.2 and 4.2.
+# * Qwen Team, *Qwen3 Technical Report*, 2025, [arXiv 2505.09388](https://arxiv.org/abs/2505.09388): section 2.
 # * Z. Qiu et al., *Demons in the Detail: On Implementing Load Balancing Loss*, 2025.
 # * T. Gale et al., *MegaBlocks*, 2022: section 4.
 # * PyTorch: [`all_to_all_single`](https://docs.pytorch.org/docs/stable/distributed.html),

@@ -95,8 +95,8 @@ plt.show()
 # | parameters of a block | `12 * W**2 + 13 * W` | 06: 4, *A whole block* | counted there |
 # | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04 further: 3, *The planned model* | counted there |
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
-# | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 4, *One process* | its class `MoE` |
-# | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
+# | parameters of E experts, their router and a shared expert | `W * E + (E + 1) * (8 * W**2 + 5 * W)` | 11: 4, *One process* | its class `MoE` |
+# | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11 further: 3, *what a capacity drops* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *What autograd keeps* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 5, *Decide* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
@@ -227,6 +227,8 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *Expected more than 1 value per channel when training* | a chunk or micro-batch of one row meets batch normalisation | |
 # | *is not on the expected device* | model and data are on different devices; move both, the targets too | 02: 5 |
 # | *Error(s) in loading state_dict*, keys with `module.` | the checkpoint is of the wrapper: save `model.module.state_dict()` | 02: 5 |
+# | *Cannot re-initialize CUDA in forked subprocess* | a cell had used the GPU, and ranks were forked from the notebook's process, as Accelerate's `notebook_launcher` does. Restart the kernel and touch no GPU before, or call `launch(fn, 2)`, whose ranks do not come from the kernel | |
+# | *CUDA has been initialized before the* `notebook_launcher` *could create a forked subprocess* | the same, said beforehand: an import, a `.cuda()` or an `Accelerator()` in a cell. On Kaggle's two T4, `launch(fn, 2)` gives each rank one of them; take float16, since a T4 has no bfloat16 | |
 # | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 4 |
 # | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 4 |
 # | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03 further: 5 |
@@ -237,12 +239,22 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | |
 # | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09 further: 5 |
-# | *does not have a sharding strategy registered* | `context_parallel` on the CPU: its attention has no rule for a cut sequence | 10: 4 |
+# | *does not have a sharding strategy registered* | context parallelism on the CPU: its attention has no rule for a cut sequence | 10: 4 |
 # | *Watchdog caught collective operation timeout* | with NCCL, a collective has waited for its limit. The rank that prints it is the one that waited: compare `SeqNum` and `OpType` of all ranks, and look for the rank whose last one is the smallest (flight recorder) | |
 # | *Some NCCL operations have failed or timed out* | follows the line above: look for the first one | |
 # | *CUDA out of memory* | activations or a unit are too large: smaller micro-batches, recomputation, shards. Or another process holds the GPU | |
 # | *The client socket has timed out after* | the store is not reached: a wrong address or port, a firewall, or rank 0 (under torchrun its agent) has not begun | |
 # | *The connection to the C10d store has failed* | the agents do not reach `--rdzv-endpoint`: the same endpoint and `--rdzv-id` on each, and its host up | |
+#
+# ### No message, but slow
+#
+# | what one sees | why, and what to do | where |
+# |---|---|---|
+# | DDP slower than one GPU | the batch was divided as well, so that each GPU computes too little to hide the gradients. Keep the batch of each GPU, or accumulate with `no_sync` | 03 further: 3 |
+# | all GPUs wait, and none for messages | the ranks share the CPUs: fewer `num_workers` and threads (`OMP_NUM_THREADS`) for each. `python -m course_utils doctor` says what idles | |
+# | one rank keeps the others waiting | look at a profile of all ranks: who waits least in its collectives is the slow one | 03 further: 4 |
+# | the same node is slower with torchrun than by hand | processes run on CPUs far from their GPU: `torchrun --numa-binding node` binds them (PyTorch 2.11 has it) | |
+# | `dist.reduce(loss, 0)`, then a rank waits for ever | only rank 0 has the sum, the others keep their own number, and decide by it. Use `all_reduce` before an `if` | 03: 3 |
 #
 # An agent of torchrun that waits and says nothing waits for the minimum of `--nnodes`, up to its `join_timeout` (600 s).
 
@@ -275,8 +287,8 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | bucket | several gradients in one message | [03](03_ddp.ipynb) |
 # | budget | of the capstone: the most that the tensors of a rank may take up at any moment | [13](13_capstone.ipynb) |
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
-# | capacity | how many pieces an expert takes in a step; later ones are dropped | [11](11_experts.ipynb) |
-# | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts.ipynb) |
+# | capacity | how many pieces an expert takes in a step; later ones are dropped | [11](11_experts_further.ipynb) |
+# | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts_further.ipynb) |
 # | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split_further.ipynb) |
 # | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
 # | chunk | a worker's share of the batch in `nn.DataParallel` | [02](02_data_parallel.ipynb) |
@@ -297,7 +309,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | dispatch | the way of tokens to the ranks of their experts, by all-to-all | [11](11_experts.ipynb) |
 # | distributed data parallel | data parallelism with one process for each GPU, none of them in charge; DDP | [03](03_ddp.ipynb) |
 # | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |
-# | dropped | of a piece: without a place in the queue of its expert, which then adds nothing to the token | [11](11_experts.ipynb) |
+# | dropped | of a piece: without a place in the queue of its expert, which then adds nothing to the token | [11](11_experts_further.ipynb) |
 # | DTensor | a tensor that knows on which mesh it lies and how it is cut | [06](06_tensor_parallel.ipynb) |
 # | DualPipe-V | a schedule on a V that runs F of one chunk beside B of the other | [05](05_pipeline_further.ipynb) |
 # | elastic | able to go on when ranks are lost or added | [09](09_elastic.ipynb) |
@@ -324,6 +336,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | gradient accumulation | several backward passes before one update | [03](03_ddp_further.ipynb) |
 # | gradient clipping | scaling all gradients down where their norm is too large | [06](06_tensor_parallel_further.ipynb) |
 # | group normalisation | a layer that uses mean and spread of one row only | [05](05_pipeline_further.ipynb) |
+# | grouped product | many matrices in one call, each times the rows of its own queue | [11](11_experts.ipynb) |
 # | grouped-query attention | several heads of queries share one head of keys and values | [06](06_tensor_parallel.ipynb), [10](10_long_context.ipynb) |
 # | handles | what `new_group` returns: the only way to speak to a group | [07](07_hybrid.ipynb) |
 # | head | the last layer, which turns a token into a score for each word | [06](06_tensor_parallel.ipynb) |
@@ -429,6 +442,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | trace | a run of the real program as one rank, with fake tensors among fake ranks, that notes calls, FLOPs and bytes | [12](12_plan_a_cluster.ipynb) |
 # | training step | forward, backward, update | [01](01_factory.ipynb) |
 # | Ulysses | context parallelism by all-to-all: for attention, each rank has all tokens of some heads | [10](10_long_context.ipynb) |
+# | unified sequence parallelism | Ulysses along one dimension of a mesh of ranks, a ring along the other | [10](10_long_context_further.ipynb) |
 # | unit | the layers whose parameters are gathered together, usually one block | [08](08_fsdp.ipynb) |
 # | V | a pipeline's line that runs down the ranks and up again: rank 0 has the first stage and the last | [05](05_pipeline_further.ipynb) |
 # | value | what a token hands on to those that look at it | [04](04_manual_split.ipynb) |

@@ -89,6 +89,22 @@ def test_kills_and_joins_at_any_moment_change_no_parameter(seed, tmp_path):
     assert disturbed_by_dice(seed, 4, tmp_path) < 1e-5
 
 
+@needs_reconfigure
+def test_a_member_that_waits_in_the_old_group_comes_to_the_new_one(tmp_path):
+    """Member a does not look for lists: b leaves for the new group, and a waits for it in the old one."""
+    text = record_growing.program(tmp_path).read_text()
+    blind = 'sys.argv[2] == "a" or not member.called()'
+    (tmp_path / "blind.py").write_text(text.replace("not member.called()", f"({blind})"))
+    with Members(tmp_path / "members", tmp_path / "blind.py") as members:
+        members.start("a", "b")
+        members.train(until=5)
+        members.start("c")
+        members.train(until=20)
+        ends = [e["parameters"] for e in members.events() if e["event"] == "end"]
+    assert len(ends) == 3
+    assert max((torch.tensor(end) - trained_alone(20)).abs().max().item() for end in ends) < 1e-5
+
+
 def disturbed_by_dice(seed: int, times: int, folder: Path) -> float:
     """Kills and starts members while steps go on; returns the largest difference of a parameter from one
     process. `python -m tests.soaks.soak_growing` does it hundreds of times."""

@@ -267,7 +267,7 @@ def _(v):
 @row("parameters of E experts and their router")
 def _(v):
     v.E = random.Random(v.S).randint(2, 9)
-    return count(load_code(11, "MoE")(v.W, v.E, 2, 1.0))
+    return count(load_code(11, "MoE")(v.W, v.E, 2))
 
 
 @row("places in the queue of an expert, factor f, k of E for a token")

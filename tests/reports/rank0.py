@@ -197,3 +197,15 @@ def logger_that_never_starts(rank):
     if rank == 0:
         threading.Event().wait()  # <- here
     dist.barrier()  # <- also
+
+
+@report("pytorch/pytorch#77562", says=("do not match", "rank 0: barrier", "rank 1: all_reduce"))
+def decides_by_a_sum_that_one_rank_has(rank):
+    best = 4.0
+    loss = torch.tensor([2.0 if rank == 0 else 3.0], device=device())
+    for _ in range(2):
+        dist.reduce(loss.clone() if rank else loss, 0)  # only rank 0 has the sum
+        if loss.item() > best:
+            dist.barrier()  # <- here
+            best = loss.item()
+        dist.all_reduce(torch.ones(3, device=device()))  # <- here

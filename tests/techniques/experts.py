@@ -110,7 +110,7 @@ def forward_of_answers(layer: nn.Module, x: Tensor) -> Tensor:
     wanted = choices.new_tensor(numbers).repeat_interleave(sender.load)
     back = sender.combine(run_experts(layer.experts, queues, wanted))
     weighted = weights[token, which, None] * back
-    return tokens.new_zeros(tokens.shape).index_add(0, token, weighted).view_as(x)
+    return layer.shared(tokens).index_add(0, token, weighted).view_as(x)
 
 
 def with_answers(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -176,7 +176,7 @@ def queues_of_each_rank(rank: int, job: Job) -> Trained:
     """Capacity and balance of a rank's own tokens."""
 
     def change(model: nn.Module, mesh: DeviceMesh) -> None:
-        layer_of(model).gather = lambda choices: (choices, 0)
+        layer_of(model).gather = lambda choices: choices
 
     return by_hand((1, 2), rank, job, change=change)
 
@@ -188,7 +188,6 @@ def balance_of_each_rank(rank: int, job: Job) -> Trained:
     def change(model: nn.Module, mesh: DeviceMesh) -> None:
         layer = layer_of(model)
         ranks = mesh.size()
-        gather = layer.gather
-        layer.gather = lambda choices: (choices.repeat(ranks, 1), 0 * gather(choices)[1])
+        layer.gather = lambda choices: choices.repeat(ranks, 1)
 
     return by_hand((1, 2), rank, job, change=change)
