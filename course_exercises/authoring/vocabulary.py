@@ -425,6 +425,11 @@ MISTAKES = [
         "wrong; its message names what does not divide by what. Sizes that divide are not refused.",
     ),
     Mistake(
+        "around-the-calls",
+        "The {things} came to a rank by another way than the calls of `torch.distributed`, such as a file. On a cluster "
+        "ranks have no memory and no folder in common: send what they exchange.",
+    ),
+    Mistake(
         "torchs-own",
         "You use what PyTorch has for this. Here you write it yourself.",
     ),

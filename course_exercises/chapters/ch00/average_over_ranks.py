@@ -11,7 +11,7 @@ from course_exercises.authoring import (
     run,
     signs,
 )
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_utils.hardware import device
 
 average = Exercise(
@@ -43,7 +43,7 @@ def _averages(rank, answer, own):
     values = [value.to(device()) for value in own]
     untouched = [value.clone() for value in values]
     come_late(rank)
-    with following() as sent:
+    with following(sum(value.numel() for value in values)) as sent:
         results = [answer(value) for value in values]
     unchanged = all(map(torch.equal, values, untouched))
     return results, unchanged, sent.unwaited
@@ -61,6 +61,7 @@ def _check_average(answer, *calls):
         mean = [sum(values) / len(values)] * len(values)
         expect(list(got), mean, each="rank", likely=signs(values, mean, before))
         before = mean
+    must_have_sent(unwaited)
     return all(unchanged)
 
 

@@ -14,7 +14,7 @@ from course_exercises.authoring import (
     run,
     signs,
 )
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_utils.hardware import device
 
 pass_on = Exercise(
@@ -79,7 +79,7 @@ def _passed(rank, answer, own):
     value = own.to(device())
     untouched = value.clone()
     come_late(rank)
-    with following() as sent:
+    with following(2 * value.numel()) as sent:
         result = answer(value)
     collectives = {kind for kind, _ in sent.dtypes} - {"send", "recv"}
     dtypes = {dtype for kind, dtype in sent.dtypes if kind == "send"}
@@ -109,6 +109,7 @@ def _check_pass(answer, values):
         if report.dtypes - {values[0].dtype}:
             got = ", ".join(map(str, report.dtypes))
             raise Wrong("not-as-it-is", expected=f"messages of {values[0].dtype}", got=got)
+    must_have_sent([report.unwaited for report in reports])
 
 
 @pass_on.requires(

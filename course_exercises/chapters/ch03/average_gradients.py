@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_exercises.authoring.vocabulary import times, total
 from course_exercises.chapters.ch03.shared import (
     Frozen,
@@ -144,6 +144,7 @@ def _check_average(
         del usual["left-out"]  # what is left out there has a better name
         usual[otherwise] = True
     expect(got, mean, each="rank", likely=own | usual)
+    must_have_sent([r.unwaited for r in reports])
     return reports
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, expect_from_each, run, same, signs
-from course_exercises.authoring.ranks import come_late
+from course_exercises.authoring.ranks import come_late, following, must_have_sent
 from course_utils.hardware import device
 
 evaluation = Exercise(
@@ -113,6 +113,7 @@ class _Evaluated:
     parts_after: list[bool]  # the modes of the model's parts
     grad_after: bool  # is autograd on? Before, it was where the model was in training mode
     learning: list[bool]  # which of the two parameters learns afterwards
+    unwaited: list[str]
 
     def seen(self) -> list[int]:
         return [image for batch in self.batches for image in batch]
@@ -123,13 +124,16 @@ def _evaluated(rank, answer, images, labels, batch_size, training, *parts) -> _E
     for module, mode in zip(model.part.modules(), parts, strict=True):
         module.training = mode
     come_late(rank)
-    with torch.set_grad_enabled(training):  # off, as where somebody evaluates within `no_grad`
+    with (
+        torch.set_grad_enabled(training),
+        following() as sent,
+    ):  # off, as where somebody evaluates within `no_grad`
         value = answer(model, images.to(device()), labels.to(device()), batch_size)
         on = torch.is_grad_enabled()
     after = [module.training for module in model.part.modules()]
     learning = [model.scale.requires_grad, model.frozen.requires_grad]
     seen = model.batches, model.modes, model.recorded
-    return _Evaluated(value, *seen, model.training, after, on, learning)
+    return _Evaluated(value, *seen, model.training, after, on, learning, sent.unwaited)
 
 
 def _evaluate(answer, draw, count, ranks, batch_size, modes=(True, True, True)):
@@ -182,6 +186,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
         sizes = [len(batch) for batch in report.batches]
         if 0 in sizes:
             raise Wrong("empty-batch", expected="batches with images", got=f"batches of {sizes}")
+    must_have_sent([report.unwaited for report in reports])
 
 
 def _check_seen(seen: list[list[int]], count: int) -> None:

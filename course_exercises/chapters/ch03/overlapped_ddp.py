@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
 from course_exercises.authoring.forbidden import called
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_exercises.authoring.vocabulary import times, total
 from course_exercises.chapters.ch03.shared import (
     Frozen,
@@ -277,6 +277,7 @@ def _check_steps(
             **({otherwise: True} if otherwise else {}),
         }
         expect(got, expected, each="rank", what=f"step {step + 1}", likely=mistakes)
+    must_have_sent([report.unwaited for report in reports])
 
 
 def _mean(parts: list[Gradients]) -> Gradients:

@@ -15,7 +15,7 @@ from course_exercises.authoring import (
     run,
     signs,
 )
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_exercises.chapters.ch06.shared import HANGS, on_three, only_for_two
 from course_utils.hardware import device
 
@@ -175,6 +175,7 @@ def _check_norms(answer, task: _Task, max_norm: float) -> list[_Clipped]:
         "squares": True,
     }
     expect(got, expected, each="rank", what="the norm", likely=likely)
+    must_have_sent([report.unwaited for report in reports])
     return reports
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import OwnPart, Wrong, expect, run, same
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_exercises.chapters.ch06.shared import (
     MORE_THAN_ITS_SHARE,
     by_block,
@@ -217,6 +217,7 @@ def check_linear(answer, task: Task) -> None:
     if not all(report.has_bias for report in reports):
         expected, got = "an attribute `bias`, None where `full` has none", "no such attribute"
         raise Wrong("needs-a-bias", expected=expected, got=got)
+    must_have_sent([report.unwaited for report in reports])
 
 
 def _expect(task: Task, got: list, expected: list, what: str, likely: dict) -> None:

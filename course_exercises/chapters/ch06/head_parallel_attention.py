@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_exercises.chapters.ch06.shared import (
     HANGS,
     KEEPS_A_CALL,
@@ -298,6 +298,7 @@ def _check(answer, draw, task: _Task) -> None:
         outputs = [[task.full(other) for other in _others(task.x)]] * n
     got, likely = [report.others for report in reports], {"keeps-a-call": True}
     expect(got, outputs, each="rank", what="the output for another x", likely=likely)
+    must_have_sent([report.unwaited for report in reports])
     got, expected = [report.x_gradient for report in reports], [task.x_gradient] * n
     likely = {"cut-from-the-graph": any(g is None for g in got), **signs(own_gradients, expected)}
     expect(got, expected, each="rank", what="the gradient of x", likely=likely)

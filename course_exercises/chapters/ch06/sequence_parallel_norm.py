@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, run, same, signs
+from course_exercises.authoring.ranks import following, must_have_sent
 from course_exercises.chapters.ch06.shared import (
     HANGS,
     anywhere,
@@ -73,6 +74,7 @@ class _Normed:
     gradients: dict[str, Tensor | None]
     kept: int  # bytes that autograd keeps
     own_norm: bool  # are its parameters those of the norm that was handed in?
+    unwaited: list[str]
 
 
 def _normed(rank, answer, norm, own, slope, passes) -> _Normed:
@@ -80,12 +82,15 @@ def _normed(rank, answer, norm, own, slope, passes) -> _Normed:
     model = answer(given)
     own_norm = {id(p) for p in model.parameters()} == {id(p) for p in given.parameters()}
     x = own.clone().to(device()).requires_grad_()
-    for _ in range(passes):
-        with kept_for_backward(model) as kept:
-            y = model(x)
-        loss_of(y, slope).backward()
+    with following() as sent:
+        for _ in range(passes):
+            with kept_for_backward(model) as kept:
+                y = model(x)
+            loss_of(y, slope).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return _Normed(list(gradients), y.detach(), x.grad, gradients, kept.bytes, own_norm)
+    return _Normed(
+        list(gradients), y.detach(), x.grad, gradients, kept.bytes, own_norm, sent.unwaited
+    )
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,7 @@ def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     _check_gradients(reports, task, passes)
     if not all(report.own_norm for report in reports):
         raise Wrong("own-norm", expected="the parameters of `norm` itself", got="those of a copy")
+    must_have_sent([report.unwaited for report in reports])
     return reports
 
 

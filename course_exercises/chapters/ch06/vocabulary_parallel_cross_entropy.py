@@ -15,7 +15,7 @@ from course_exercises.authoring import (
     same,
     signs,
 )
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_exercises.chapters.ch06.shared import (
     HANGS,
     PASSES_BY_LUCK,
@@ -257,6 +257,7 @@ def _check_loss(answer, task: _Task, likely=None) -> None:
     if any(report.changed for report in reports):
         got = "other logits or targets"
         raise Wrong("input-changed", expected="what was handed in, as before", got=got)
+    must_have_sent([report.unwaited for report in reports])
 
 
 @cross_entropy.requires("two ranks agree on the loss, and each has its logits' gradient")

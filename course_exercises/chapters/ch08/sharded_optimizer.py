@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same
-from course_exercises.authoring.ranks import following, must_have_waited
+from course_exercises.authoring.ranks import following, must_have_sent, must_have_waited
 from course_exercises.chapters.ch08.shared import drawn_tensors
 from course_utils.hardware import device
 
@@ -249,6 +249,7 @@ def _judge_values(reports: Sequence[_Updated], task: _Updates, likely: Likely) -
             what = f"parameter {index} after step {step + 1}"
             expect(got, [new] * len(got), each="rank", what=what, likely=named)
         before = right
+    must_have_sent([report.unwaited for report in reports])
 
 
 def _of_values(got: list[Tensor], old: Tensor, new: Tensor, has_owner: bool) -> dict[str, bool]:

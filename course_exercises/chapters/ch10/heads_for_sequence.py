@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_exercises.authoring.ranks import come_late, following, must_have_waited
+from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
 from course_utils.hardware import device
 from course_utils.trace import Trace
 
@@ -134,6 +134,7 @@ def _check_swap(answer, draw, ranks: int, shared: int, per_head: int) -> None:
     _check_gradients(reports, slopes, heads)
     if any(report.changed for report in reports):
         raise Wrong("input-changed", expected="q, k and v as before", got="other values")
+    must_have_sent([report.unwaited for report in reports])
     _check_calls(reports, (heads[0] + 2 * max(shared, ranks)) * n * stretch * width * 4)
 
 

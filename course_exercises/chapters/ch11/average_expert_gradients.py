@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same
-from course_exercises.authoring.ranks import must_have_waited
+from course_exercises.authoring.ranks import must_have_sent, must_have_waited
 from course_exercises.chapters.ch11.shared import blaming, follow_calls
 from course_utils.hardware import device
 
@@ -161,6 +161,7 @@ def _check_averages(answer, grid: _Grid) -> None:
                 raise Wrong("missing", expected="a gradient", got=f"None ({where})")
     right = _held(grid, (grid.copies, grid.ranks), (grid.everybody, grid.ranks))
     expect(got, right, each="rank", likely=_mistakes(grid))
+    must_have_sent([unwaited for _, unwaited in reports])
 
 
 Sum = tuple[Callable[[int], list[int]], int]  # over which ranks, divided by what

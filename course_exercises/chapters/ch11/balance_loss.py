@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from course_exercises.authoring import Exercise, OwnPart, expect, expect_from_each, run, same
-from course_exercises.authoring.ranks import must_have_waited
+from course_exercises.authoring.ranks import must_have_sent, must_have_waited
 from course_exercises.chapters.ch11.shared import (
     blaming,
     check_numbers_sent,
@@ -127,6 +127,7 @@ def _check_balance(answer, batch: _Batch) -> None:
         },
     )
     check_numbers_sent([numbers for *_, numbers in reports], at_most=experts + 1)
+    must_have_sent([unwaited for *_, unwaited, _ in reports])
 
 
 def _mistakes(batch: _Batch, right: list[Tensor]) -> dict:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from course_exercises.authoring import Exercise, OwnPart, expect, expect_type, run
-from course_exercises.authoring.ranks import must_have_waited
+from course_exercises.authoring.ranks import must_have_sent, must_have_waited
 from course_exercises.chapters.ch11.shared import follow_calls
 from course_utils.hardware import device
 
@@ -131,6 +131,7 @@ def _check_delivery(answer, table: Tensor, draw) -> None:
         "other-gradient": True,
     }
     expect([d.gradient for d in got], wanted, each="rank", what="the gradient", likely=gradients)
+    must_have_sent([unwaited for _, unwaited in reports])
 
 
 def _alike_sorted(got: list[Tensor], expected: list[Tensor]) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from course_exercises.authoring import Exercise, OwnPart, expect, expect_from_each, run, same
-from course_exercises.authoring.ranks import must_have_waited
+from course_exercises.authoring.ranks import must_have_sent, must_have_waited
 from course_exercises.chapters.ch11.shared import (
     check_numbers_sent,
     follow_calls,
@@ -105,6 +105,7 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
     right = _dropped(whole, parts, capacity)
     expect(got, right, each="rank", likely=_mistakes(parts, capacity, whole, right))
     check_numbers_sent([numbers for *_, numbers in reports], at_most=len(capacity))
+    must_have_sent([unwaited for _, unwaited, _ in reports])
 
 
 def _mistakes(

@@ -17,7 +17,7 @@ usual("0.1", sums_a_copy, "divided-twice", "fixed-number", "rank-0s")
 usual("0.1", sums_a_copy, "last-ranks", "rounded", "one-rank-only", "another-reduction")
 usual("0.1", sums_a_copy, "not-waited", "kept-from-before", "returns-nothing")
 usual("0.1", sums_a_copy, "one-rank-returns", "not-a-tensor", "rounded-down", "other-dtype")
-usual("0.1", sums_a_copy, "shape-lost", "one-number")
+usual("0.1", sums_a_copy, "shape-lost", "one-number", "around-the-calls")
 
 
 @wrong("0.1", names="not-every-rank")

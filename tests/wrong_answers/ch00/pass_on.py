@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from tests.wrong_answers import right, wrong
-from tests.wrong_answers.makers import exchange, neighbours, swap
+from tests.wrong_answers.makers import exchange, neighbours, swap, through_the_store
 
 
 def _passed(value, received):
@@ -30,6 +30,16 @@ def posts_both_at_once(value):
     if dist.get_world_size() > 1:
         exchange(value, received)
     return received
+
+
+@wrong("0.3", names="around-the-calls")
+def sends_a_number_and_takes_the_rest_from_the_store(value):
+    rank, ranks, *_ = neighbours()
+    values = through_the_store(value)
+    if ranks > 1:
+        one = value.flatten()[:1].clone()
+        exchange(one, torch.empty_like(one))
+    return values[rank - 1].clone()
 
 
 @wrong("0.3", names="all-begin-alike")

@@ -34,7 +34,7 @@ def averages_in_sorted_order(model):
 usual("3.1", averages_in_sorted_order, "unchanged", "divided-twice", "nothing-sent", "fixed-number")
 usual("3.1", averages_in_sorted_order, "not-finite", "rank-0s", "last-ranks")
 usual("3.1", averages_in_sorted_order, "rounded", "one-rank-only", "not-waited", "not-every-rank")
-usual("3.1", averages_in_sorted_order, "two-ranks")
+usual("3.1", averages_in_sorted_order, "two-ranks", "around-the-calls")
 
 
 @wrong("3.1", names="sum-not-mean")
