@@ -51,7 +51,8 @@ def explain(error: BaseException, seconds: float) -> Failure:
     name = type(error).__name__
     message = " ".join(str(error).split())
     what = f"{name}: {_cut(message)}" if message else name
-    return Failure("exception", name, f"{what}{place}" if place else _without_a_line(what))
+    inside = "".join(each.file for each in _frames(error)[-1:])
+    return Failure("exception", name, f"{what}{place}" if place else _without_a_line(what, inside))
 
 
 def _explain_rank(error: RankFailure) -> Failure:
@@ -65,9 +66,10 @@ def _explain_rank(error: RankFailure) -> Failure:
     return Failure(error.kind, error.error, text)
 
 
-def _without_a_line(what: str) -> str:
-    """What was raised where the check called the answer, or used what it gave."""
-    return f"{_NAMED if 'unexpected keyword argument' in what else _UNUSABLE}: {what}"
+def _without_a_line(what: str, inside: str = "") -> str:
+    """What was raised where the check called the answer, or used what it gave, perhaps `inside` of a library."""
+    named = "unexpected keyword argument" in what and "-packages/" not in inside
+    return f"{_NAMED if named else _UNUSABLE}: {what}"
 
 
 def is_stub(error: BaseException) -> bool:

@@ -252,6 +252,16 @@ def test_a_parameter_of_another_name_is_told_so(monkeypatch):
     assert "the check calls your answer with its parameters' names" in lines[2]
 
 
+def test_a_librarys_parameters_are_not_told_as_the_answers(monkeypatch):
+    monkeypatch.setattr(failures, "own", lambda frames: [])
+    exercise = make()
+    exercise.requires("sum")(lambda answer, draw: torch.nn.Module.__call__(answer(1), axis=0))
+    lines = shown(exercise, lambda values: torch.nn.Identity())
+    assert (
+        "the check could not use what your answer gave: TypeError: Identity.forward()" in lines[2]
+    )
+
+
 @pytest.mark.parametrize("kind", ["lost", "a kind that code in a worker has made up"])
 def test_a_failure_of_any_kind_is_printed(kind):
     def answer(values):
