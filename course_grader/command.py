@@ -15,6 +15,7 @@ from course_exercises.checks import catalogue, points
 from course_grader import copies, export, gathering, pages, report, roster, rules, summary, totals
 from course_grader.grading import DEFAULT_VARIANT, Request, grade_all
 from course_grader.marks import Grade
+from course_grader.outside import refuse_beside_answers
 from course_grader.record import Record
 from course_utils import hardware
 
@@ -106,7 +107,7 @@ def run(options: argparse.Namespace) -> None:
         owners = totals.owners(found, students)
         grades = list(_graded(found, owners, options, shares, record))
         failed = len(grades) < len(found) or any(grade.reason for grade in grades)
-        if len(grades) == len(found) and not options.json:
+        if len(grades) == len(found):
             graded = list(zip(found, grades, owners, strict=True))
             failed |= _finish(graded, students, decided, options)
     sys.exit(failed)
@@ -148,6 +149,10 @@ def _graded(found, owners, options, shares, record) -> Iterator[Grade]:
             bar.total = of
             bar.update(finished - bar.n)
 
+        def unprotected() -> None:
+            refuse_beside_answers()
+            say(_UNPROTECTED)
+
         def say(text: str) -> None:
             bar.write(text, file=sys.stderr if options.json else sys.stdout)
 
@@ -158,7 +163,7 @@ def _graded(found, owners, options, shares, record) -> Iterator[Grade]:
                 isolated=None if options.unprotected else True,
                 progress=progress,
                 chapter=options.chapter,
-                unprotected=lambda: say(_UNPROTECTED),
+                unprotected=unprotected,
             )
             for one, request, plain in zip(found, requests, graded, strict=True):
                 named = replace(plain, path=one.name)
@@ -193,13 +198,12 @@ def _finish(graded, students, decided, options) -> bool:
     """Prints the totals and writes all files; True if something is nobody's."""
     found = totals.totals(graded, students, decided)
     nobodys = [owner for _, _, owner in graded if isinstance(owner, str)]
-    if students:
-        for total in found:
-            remarks = "".join(f"\n  {report.one_line(remark)}" for remark in total.remarks())
-            name = report.one_line(f"{total.student.name}: {total.points:g} points")
-            print(f"{name}{remarks}")
-    for sentence in nobodys:
-        print(report.one_line(sentence))
+    said = []
+    for total in found if students else ():
+        said.append(report.one_line(f"{total.student.name}: {total.points:g} points"))
+        said += [f"  {report.one_line(remark)}" for remark in total.remarks()]
+    for line in [*said, *map(report.one_line, nobodys)]:
+        print(line, file=sys.stderr if options.json else sys.stdout)
     if options.into:
         report.write_csv(found, nobodys, options.into / "marks.csv")
         pages.write(found, options.into)

@@ -17,13 +17,15 @@ from pathlib import Path
 import course_utils
 from course_exercises.checks import catalogue
 from course_exercises.sources.chapters import ROOT
-from course_grader import gathering
+from course_grader import gathering, outside
 from course_grader.grading import grade_files
 from course_grader.marks import Grade
 
 _PARTS = (*(folder.name for folder in course_utils.PACKAGES), "solutions", "data")
 # What the course can do without there, and what it has written while somebody worked with it.
 _LEFT_OUT = re.compile(r"\.(ipynb|pyc)$|-ubyte$|^solutions/scratch/")
+_ANSWER = re.compile(r"### BEGIN SOLUTION.*?### END SOLUTION", re.DOTALL)
+_STUB = "raise NotImplementedError"
 _FILES = ("requirements.txt", "pyproject.toml", "README.md", "LICENSE")
 _SETUP = """#!/bin/sh
 set -e
@@ -40,13 +42,16 @@ environment/bin/python -m course_grader.gradescope run {chapter:02d} \\
 
 
 def write_zip(chapter: int, path: Path) -> None:
-    """Writes the archive: the course with its solutions, which learners do not see there."""
+    """Writes the archive: the course without its answers, which a submission could read there."""
     files = [ROOT / name for name in _FILES]
     files += [file for part in _PARTS for file in sorted((ROOT / part).rglob("*"))]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
-            if file.is_file() and not _LEFT_OUT.search(str(file.relative_to(ROOT))):
-                archive.write(file, file.relative_to(ROOT))
+            name = str(file.relative_to(ROOT))
+            if file.parent.name == "solutions" and file.suffix == ".py":
+                archive.writestr(name, _ANSWER.sub(_STUB, file.read_text(encoding="utf-8")))
+            elif file.is_file() and not _LEFT_OUT.search(name):
+                archive.write(file, name)
         for name, text in (("setup.sh", _SETUP), ("run_autograder", _RUN.format(chapter=chapter))):
             member = zipfile.ZipInfo(name)
             member.external_attr = 0o100755 << 16
@@ -65,7 +70,8 @@ def grade_folder(chapter: int, folder: Path) -> dict:
             return {"score": 0, "output": found[0].reason}
         if len(readable) > 1:
             return {"score": 0, "output": f"There are {len(readable)} notebooks; hand in one."}
-        return results(*grade_files([readable[0].path], chapter=chapter, isolated=None))
+        options = {"isolated": None, "unprotected": outside.refuse_beside_answers}
+        return results(*grade_files([readable[0].path], chapter=chapter, **options))
 
 
 def results(grade: Grade) -> dict:

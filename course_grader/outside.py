@@ -18,14 +18,30 @@ _SETTINGS = (
     *("hosts", "host.conf", "nsswitch.conf", "protocols", "services"),
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-_FAMILIES = ("LC_", "PYTHON", "COURSE_", "OMP_", "MKL_", "KMP_", "GLOO_", "TORCH")
+_VARIABLES = (  # whole names: of all that begin with PYTHON, one may hold a token
+    *("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "USER", "LOGNAME", "VIRTUAL_ENV"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONUTF8"),
+    *("PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME", "COURSE_LOG", "COURSE_RULES"),
+)
+_ANSWERS = "BEGIN SOLUTION"
 
 
 def environment() -> dict[str, str]:
     """The variables that Python, PyTorch and the course look at, and no other."""
-    known = {key: text for key, text in os.environ.items() if key in _VARIABLES}
-    return known | {key: text for key, text in os.environ.items() if key.startswith(_FAMILIES)}
+    return {key: text for key, text in os.environ.items() if key in _VARIABLES}
+
+
+def refuse_beside_answers() -> None:
+    """Raises RuntimeError where a submission that no namespace holds could read the answers."""
+    solutions = ROOT / "solutions"
+    places = [ROOT / "tests", ROOT / ".git", *solutions.glob("*.ipynb")]
+    places += [path for path in solutions.glob("*.py") if _ANSWERS in path.read_text("utf-8")]
+    if found := next((path for path in places if path.exists()), None):
+        raise RuntimeError(
+            f"This system lets nobody make namespaces, and {found} has answers that a submission could read. Grade "
+            "in a copy without them: unpack there what `python -m course_grader.gradescope zip 03 FILE` writes."
+        )
 
 
 def visible() -> list[str]:

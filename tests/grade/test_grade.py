@@ -42,7 +42,7 @@ AGAIN = (
     *("kills_its_group", "leaves_traces", "leaves_traces_again"),
 )
 LIMITS = {"memory": 1024 * MB, "processes": 32, "file": 50 * MB, "notebook": 20_000_000}
-MARK = "COURSE_TEST_OF_THE_GRADER"  # in the environment of all that a grader starts
+MARK = "LANGUAGE"  # in the environment of all that a grader starts
 
 
 @contextlib.contextmanager
@@ -64,8 +64,9 @@ def something_outside(folder):
     """Listens at a socket, holds a FIFO open and has a secret in the environment."""
     os.mkfifo(folder / "fifo")
     with socket.socket(socket.AF_UNIX) as listening, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COURSE_TEST_PLACE", str(folder))
-        patch.setenv("INSTRUCTORS_TOKEN", "secret")
+        patch.setenv("VIRTUAL_ENV", str(folder))
+        for family in ("", "PYTHON_", "COURSE_", "TORCH_", "LC_"):
+            patch.setenv(f"{family}INSTRUCTORS_TOKEN", "secret")
         listening.bind(str(folder / "socket"))
         listening.listen()
         fifo = os.open(folder / "fifo", os.O_RDWR)
@@ -300,6 +301,9 @@ class TestCommand:
     ):
         hand_in(tmp_path, ["second_thoughts"])
         monkeypatch.setattr("course_grader.keeper_client.PROTECTED", b"never said")
+        assert self.run(tmp_path) == 1
+        assert "has answers that a submission could read" in capsys.readouterr().out
+        monkeypatch.setattr("course_grader.outside.ROOT", tmp_path)
         with pytest.raises(SystemExit) as left:
             main(["grade", str(tmp_path)])
         assert left.value.code == 1

@@ -22,6 +22,7 @@ from course_grader import (
     grade_files,
     gradescope,
     integrity,
+    outside,
     reading,
     report,
 )
@@ -333,12 +334,21 @@ def test_check_says_what_is_wrong_with_the_points_and_goes_on(tmp_path, monkeypa
     assert "next: hint" in said
 
 
-def test_an_autograder_for_gradescope(tmp_path):
+def test_an_autograder_for_gradescope(tmp_path, monkeypatch):
     gradescope.write_zip(0, tmp_path / "autograder.zip")
     with zipfile.ZipFile(tmp_path / "autograder.zip") as archive:
         names = archive.namelist()
         assert "gradescope run 00" in archive.read("run_autograder").decode()
         assert archive.getinfo("run_autograder").external_attr >> 16 & 0o111
+        archive.extractall(tmp_path / "copy")
+    answers = ("BEGIN SOLUTION", "return average / dist.get_world_size()")
+    solutions = [path.read_text() for path in (tmp_path / "copy" / "solutions").iterdir()]
+    assert not [text for text in solutions for answer in answers if answer in text]
+    monkeypatch.setattr(outside, "ROOT", tmp_path / "copy")
+    outside.refuse_beside_answers()
+    (tmp_path / "copy" / "tests").mkdir()
+    with pytest.raises(RuntimeError, match="copy/tests has answers"):
+        outside.refuse_beside_answers()
     assert {"setup.sh", "requirements.txt", "solutions/00_start_here.py"} <= set(names)
     assert not [name for name in names if name.endswith(".ipynb") or name.startswith("..")]
     assert not [name for name in names if name.endswith("-ubyte") or "/scratch/" in name]

@@ -89,7 +89,7 @@ def reads_the_environment(tensor):
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             seen += path.read_text(errors="replace")
-    if "INSTRUCTORS_TOKEN" in seen or "INSTRUCTORS_TOKEN" in os.environ:
+    if "INSTRUCTORS_TOKEN" in seen + str(os.environ):
         return "the instructor's environment"
     return tensor.numel() * tensor.element_size()
 
@@ -102,7 +102,7 @@ def talks_to_the_outside(tensor):
     import os
     import socket
 
-    folder = os.environ["COURSE_TEST_PLACE"]
+    folder = os.environ["VIRTUAL_ENV"]
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         for name in (f"{folder}/socket", "\0course-test-socket"):
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as own:
