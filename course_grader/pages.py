@@ -40,6 +40,8 @@ _MOST, _MOST_LINES = 4000, 200  # characters and lines of what a check says
 def write(totals: Sequence[Total], folder: Path) -> list[Path]:
     """Writes feedback/, index.html and, where names came from an LMS, feedback.zip; returns the pages."""
     (folder / "feedback").mkdir(parents=True, exist_ok=True)
+    for old in (*(folder / "feedback").glob("*.html"), folder / "feedback.zip"):
+        old.unlink(missing_ok=True)  # of somebody who has left the class, or has another name now
     names = _names(totals)
     pages = [folder / "feedback" / name for name in names]
     for total, path in zip(totals, pages, strict=True):

@@ -55,7 +55,7 @@ class Record:
         return {
             mark["exercise"]: Mark(**mark)
             for mark in entry["exercises"]
-            if entry["regraded"].get(mark["exercise"]) == self._regrade.get(mark["exercise"])
+            if self._regrade.get(id := mark["exercise"]) in (None, entry["regraded"].get(id))
             and not (mark["status"] == "stopped" and _AGAIN in mark["feedback"])
         }
 
@@ -64,16 +64,18 @@ class Record:
         if not self._path or grade.reason:
             return
         ids = {mark.exercise for mark in grade.exercises}
+        regraded = {id: reason for id, reason in self._regrade.items() if id in ids}
+        key = _key(path, _digest(path), variant)
+        before = self._known.get(key, {})
         entry = {
             "file": grade.path,
-            "digest": _digest(path),
+            "digest": key[1],
             "variant": variant,
             "chapter": grade.chapter,
-            "regraded": {id: reason for id, reason in self._regrade.items() if id in ids},
+            "regraded": before.get("regraded", {}) | regraded,
             "exercises": [mark.described() for mark in grade.exercises],
         }
-        key = _key(path, entry["digest"], variant)
-        if self._known.get(key, {}) | {"file": ""} != entry | {"file": ""}:
+        if before | {"file": ""} != entry | {"file": ""}:
             self._known[key] = entry
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")

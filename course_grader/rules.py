@@ -113,6 +113,8 @@ def _rules(found: dict, students: Collection[str]) -> Rules:
     def late(days: Any, where: str, chapter: str) -> int:
         if not _whole(days):
             raise ValueError(f'{where}."{chapter}" is {days!r}; it is a whole number of days.')
+        if int(chapter) not in due:
+            raise ValueError(f'{where}."{chapter}" costs nothing: [due] has no "{chapter}".')
         return days
 
     regrade = _table(found, "regrade")
@@ -159,8 +161,7 @@ def _seconds(when: Any, where: str, chapter: str) -> float:
     if isinstance(when, datetime.datetime):
         return when.timestamp()
     if isinstance(when, datetime.date):
-        next_day = when + datetime.timedelta(days=1)
-        return datetime.datetime.combine(next_day, datetime.time()).timestamp()
+        return datetime.datetime.combine(when, datetime.time(23, 59, 59)).timestamp()
     raise ValueError(f'{where}."{chapter}" is {when!r}; it is a time like 2026-03-01T12:00:00.')
 
 

@@ -3,6 +3,7 @@
 report.md is to be read, report.png is its first table as a figure.
 """
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from course_grader.marks import Grade
 from course_grader.report import one_line
 from course_grader.totals import Total
 
+_ATTEMPT = re.compile(r"changes what the check|reaches for what|changed what its process says")
 _MISTAKES = 5  # of an exercise in the table
 _DRAWN = 12  # of a class in the figure
 _KINDS = (("passed", "#0072B2"), ("failed", "#D55E00"), ("not tried", "#BBBBBB"))
@@ -57,7 +59,15 @@ def write(
     """Writes report.md and report.png."""
     found = summaries([one.grade for total in totals for one in total.counting if one.found])
     lines = [one_line(f"{t.student.name}: {remark}") for t in totals for remark in t.remarks()]
+    attempts = [
+        f"{total.student.name}: {mark.feedback}"
+        for total in totals
+        for one in total.handed_in
+        for mark in one.grade.exercises
+        if mark.status == "stopped" and _ATTEMPT.search(mark.feedback)
+    ]
     parts = {
+        "Read these: the code reaches for the check": _listed(attempts),
         "What to teach again": table(found),
         "Nobody's": _listed(nobodys),
         "Missing, late, refused, by hand": _listed(lines),

@@ -177,10 +177,11 @@ def decided(folder, text, *ids):
         ('[due]\n"03" = 2026-03-01\n[extension.8]\n"03" = 1', "nobody in the roster has the id 8"),
         ('[extension.7]\n"03" = 1', 'extends nothing: [due] has no "03"'),
         ('[due]\n"03" = 2026-03-02\n[extension.7]\n"03" = 2026-03-01', "is before"),
-        ('[days_late.7]\n"03" = -1', "whole number of days"),
+        ('[due]\n"03" = 2026-03-01\n[days_late.7]\n"03" = -1', "whole number of days"),
         ('[mark.7]\n"3.1" = { points = 3, reason = "x" }', "points is 3; it has 2"),
         ('[mark.7]\n"3.1" = { points = 1 }', "reason ="),
         ('[mark.7]\n"3.99" = { points = 1, reason = "x" }', "There is no exercise '3.99'"),
+        ('[days_late.7]\n"03" = 2', 'costs nothing: [due] has no "03"'),
         ('[regrade]\n"3.1" = ""', "needs a reason"),
         ("mark = 3", "mark is no table"),
     ],
@@ -229,6 +230,12 @@ def test_late_days(id, days, by_canvas, late, left, tmp_path):
     found = made.late(id, 0, when, by_canvas)
     assert (found.days, round(found.left, 6)) == (late, left)
     assert bool(found.why) == bool(late or by_canvas)
+
+
+def test_a_day_without_a_time_is_told_as_that_day(tmp_path):
+    made = decided(tmp_path, '[due]\n"00" = 2026-03-01')
+    late = made.late("a", 0, DUE.timestamp() + 86400, None)
+    assert "It was due on 2026-03-01 23:59." in late.why
 
 
 def test_without_a_due_time_what_canvas_calls_late_has_a_line():
@@ -358,6 +365,9 @@ def test_no_page_takes_the_place_of_another(tmp_path):
     written = pages.write([total(student(name, name)) for name in names], tmp_path)
     assert len({path.name.casefold() for path in written}) == len(names)
     assert {path.parent for path in written} == {tmp_path / "feedback"}
+    [left] = pages.write([total(student("a", "a"))], tmp_path)
+    assert list((tmp_path / "feedback").iterdir()) == [left], "those who have left keep no page"
+    assert {path.parent for path in written} == {tmp_path / "feedback"}
 
 
 @pytest.mark.parametrize(
@@ -384,10 +394,14 @@ def test_feedback_goes_back_under_the_names_of_the_lms(inside, sent, tmp_path):
 def test_the_report_names_the_mistakes_by_frequency(tmp_path):
     marks = [mark(lines=WRONG)] * 3 + [mark("passed"), mark("not attempted")]
     marks += [mark(lines=[["r", False, "left-out"]])]
+    marks += [
+        mark("stopped", feedback="0.3 pass_on: the code reaches for what the check holds: gc")
+    ]
     class_ = [total(student(f"s{i}"), (found("00.ipynb"), grade(m))) for i, m in enumerate(marks)]
     summary.write([*class_, total(student("eve"))], ["x is nobody's"], ["0.3: a, b"], tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "| 0.3 `pass_on` | 1 (17%) | 4 | 1 | 3 x unchanged: Each rank still has" in text
+    assert "| 0.3 `pass_on` | 1 (14%) | 5 | 1 | 3 x unchanged: Each rank still has" in text
+    assert "* S6: 0.3 pass_on: the code reaches for" in text.replace("s6", "S6")
     assert "* Eve: nothing was handed in." in text
     assert "* x is nobody's" in text and "* 0.3: a, b" in text
     assert (tmp_path / "report.png").stat().st_size > 1000
@@ -463,6 +477,10 @@ def test_a_regrade_of_one_exercise_is_done_once_for_each_reason(command):
         assert len(command.asked) == 3
         command(*own)
         assert not command.asked
+    for text in ("", '[regrade]\n"0.3" = "the second"'):
+        Path("class.toml").write_text(text)
+        command(*own)
+        assert not command.asked, "it was graded for that reason, and no reason is none"
 
 
 def test_what_is_nobodys_ends_with_a_failure_and_a_line(command, capsys):
@@ -489,6 +507,13 @@ def test_json_is_a_line_for_each_file_and_nothing_else(command, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [Path(line["file"]).parent.name for line in lines] == ["first", "second", "third"]
     assert lines[0]["exercises"][0]["earned"] == 2
+
+
+def test_json_goes_with_tables(command, capsys):
+    assert not command("--json", "--into", "out", "--roster", "roster.csv")
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 3 and "fourth: 0 points" in said.err
+    assert Path("out/marks.csv").exists() and Path("out/moodle.csv").exists()
 
 
 def test_what_one_student_hands_in_has_a_share_of_time(monkeypatch, tmp_path):
