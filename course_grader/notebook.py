@@ -80,10 +80,12 @@ class Notebook:
         self.skipped: list[str] = []
         if not any(map(self._mentions, cells)):
             raise NoAnswer(self._what_is_missing())
-        self._provided = provided
         lesson = {_as_in_notebook(cell.source) for cell in provided}
         self._own = [cell for cell in cells if cell.source.strip() not in lesson]
-        self._own_words = set(re.findall(r"\w+", "\n".join(cell.source for cell in self._own)))
+        self._lesson = [s for cell in provided for s in statements.statements_of(cell)]
+        words = frozenset(re.findall(r"\w+", "\n".join(cell.source for cell in self._own)))
+        needed = statements.closure(self._lesson, set(), words)  # also by a helper's helper
+        self._own_words = words.union(*(self._lesson[number].binds for number in needed))
         self._seconds = _THOROUGH if thorough else SECONDS
         self._over = False
         standins.install(self._note_checked, self._may_run)
@@ -148,12 +150,10 @@ class Notebook:
             with contextlib.suppress(*_NO_PYTHON):  # the shell will say so
                 uses |= statements.uses_of(_transformed(cell))
             binds |= _binds(cell)
-        own = [s for cell in self._provided for s in statements.statements_of(cell)]
-        for number in sorted(statements.closure(own, set(), frozenset(uses - binds))):
-            try:
-                statements.execute(own[number], self._namespace)
-            except (Exception, standins.NotRun):  # noqa: BLE001, S112 - who misses it, says so
-                continue
+        with contextlib.suppress(TimeIsUp), Deadline(SECONDS_OF_A_CELL):
+            for number in sorted(statements.closure(self._lesson, set(), frozenset(uses - binds))):
+                with contextlib.suppress(Exception, standins.NotRun):  # who misses it, says so
+                    statements.execute(self._lesson[number], self._namespace)
 
     def _run(self, cell):
         """Runs one cell; what it raises ends it."""

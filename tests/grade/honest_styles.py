@@ -56,6 +56,23 @@ style(
     "message_bytes.times = lambda a, b: a * b",
 )
 style(
+    "a_class_that_launches_travels_to_ranks",
+    "import torch.distributed as dist\nfrom course_exercises import hint\nfrom course_utils.launch import launch",
+    """
+    class Ranks:
+        def start(self, function):
+            hint("0.1")
+            return launch(function, 2)
+
+        def mean(self, value):
+            total = value.clone()
+            dist.all_reduce(total)
+            return total / dist.get_world_size()
+    """,
+    "def average_over_ranks(value):\n    return Ranks().mean(value)",
+    'check("0.1", average_over_ranks)',
+)
+style(
     "entry_of_a_table",
     "T = {}",
     "def f(t): return t.numel() * t.element_size()",

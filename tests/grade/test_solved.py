@@ -10,7 +10,16 @@ SOURCES = [path for each in chapters() for path in each.sources]
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_no_answer_needs_the_runs_of_its_chapter(source, monkeypatch):
-    monkeypatch.setattr(checking._Job, "may_pass_thoroughly", False)
+    said = []
+
+    def quick_is_enough(job):
+        """But where a machine is so busy that a chapter's cell has not enough time."""
+        again, feedback = checked.fget(job), job._outcome().get("feedback", "")
+        said.append("it starts ranks" if again and "it starts ranks" in feedback else "")
+        return again
+
+    checked = checking._Job.may_pass_thoroughly
+    monkeypatch.setattr(checking._Job, "may_pass_thoroughly", property(quick_is_enough))
     grade = grade_file(source.with_suffix(".ipynb"), isolated=None)
     assert not [mark.feedback for mark in grade.exercises if mark.status != "passed"]
-    assert grade.exercises
+    assert grade.exercises and not any(said)
