@@ -264,7 +264,7 @@ def _(v):
     return sum(part_of(f"blocks.0.{name}", whole, 0, v.t).numel() for name, whole in named)
 
 
-@row("parameters of E experts and their router")
+@row("parameters of E experts, their router and a shared expert")
 def _(v):
     v.E = random.Random(v.S).randint(2, 9)
     return count(load_code(11, "MoE")(v.W, v.E, 2))
