@@ -15,7 +15,7 @@ from pathlib import Path
 from course_exercises.authoring.framework import Exercise
 from course_exercises.checks import catalogue
 from course_exercises.sources.answers import grade_id_of, percent_cells, source_of
-from course_exercises.sources.chapters import ROOT
+from course_exercises.sources.chapters import ROOT, chapters
 from course_exercises.sources.chapters import chapter as chapter_of
 from course_grader import reading
 from course_utils.lesson.statements import CodeCell, statements_of
@@ -95,8 +95,8 @@ def _title_for(cells: list[CodeCell], texts: set[str], name: str) -> str:
     """The notebook of the course with the most exercises in it; the file's name decides between
     equals."""
     found = Counter(map(_title_of, _exercises_in(cells, texts)))
-    named = _named(name, {*found} or _titles())
-    if not found and not named:
+    named = _named(name, {*found} or {title for each in chapters() for title in each.notebooks})
+    if not found and named not in _titles():
         raise NotGradable(f"{name} holds no exercise of this course.")
     best = [title for title in found if found[title] == max(found.values())]
     if len(best) > 1 and named not in best:

@@ -15,7 +15,8 @@ from course_exercises import chapters as exercises
 from course_exercises.authoring.framework import judge
 from course_exercises.checks import catalogue, check, points
 from course_exercises.checks.catalogue import find
-from course_exercises.sources.chapters import chapters
+from course_exercises.sources.answers import source_of
+from course_exercises.sources.chapters import ROOT
 from course_grader import (
     copies,
     gathering,
@@ -27,6 +28,7 @@ from course_grader import (
     report,
 )
 from course_grader import judge as judges
+from course_grader.limits import NOTEBOOK
 from course_grader.marks import Grade, Mark
 from course_grader.submission import NotGradable, read_file
 from tests.hostile_class.members import hand_in, names_of
@@ -428,9 +430,16 @@ for sent in pickle.load(sys.stdin.buffer):
 
 def test_every_solved_chapter_gets_all_its_points():
     """What each check needs reaches the process that judges: seen from the outside, for all."""
-    solved = [path.with_suffix(".ipynb") for each in chapters() for path in each.sources]
+    sources = {source_of(exercise.id) for exercise in catalogue.exercises()}
+    solved = sorted(path.with_suffix(".ipynb") for path in sources)
     grades = list(grade_files(solved, jobs=2, isolated=None))
     marks = [mark for grade in grades for mark in grade.exercises]
     assert [each.reason for each in grades] == [""] * len(solved)
     assert [mark.feedback for mark in marks if mark.status != "passed"] == []
     assert sorted(mark.exercise for mark in marks) == sorted(e.id for e in catalogue.exercises())
+
+
+def test_a_notebook_that_asks_for_nothing_is_told():
+    notebook = ROOT / "notebooks" / "10_long_context_further.ipynb"
+    with pytest.raises(NotGradable, match=r"10_long\w+_further.ipynb holds no exercise"):
+        read_file(notebook, NOTEBOOK)
