@@ -136,8 +136,8 @@ check("11.2", places)
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: a layer with queues
 #
-# The layer is the lesson's without the shared expert, and a piece without a place is not sent. `all_choices` are those of
-# all ranks, of which the first `before` come from the ranks before this one.
+# The layer is the lesson's without the shared expert, and a piece without a place is not sent: `kept` says which of this
+# rank's pieces have one.
 
 
 # %%
@@ -150,10 +150,9 @@ def run_experts(experts, pieces, chosen):
     return torch.cat(results)[order.argsort()]
 
 
-def through_queues(run, experts, tokens, chosen, all_choices, before, capacity_factor):
+def through_queues(run, experts, tokens, chosen, kept):
     """What the experts add to this rank's tokens (T, W), of those pieces that have a place."""
     choices, weights = chosen
-    kept = fits(all_choices, E, capacity_factor)[before:][: len(tokens)]
     token, which = kept.nonzero(as_tuple=True)
     results = run(experts, tokens[token], choices[token, which])
     return torch.zeros_like(tokens).index_add(0, token, weights[token, which, None] * results)
@@ -174,8 +173,9 @@ def layer_of_ranks(rank, factor, whole_batch):
         of_ranks = [torch.empty_like(chosen[0]) for _ in range(dist.get_world_size())]
         dist.all_gather(of_ranks, chosen[0])
         all_choices, before = torch.cat(of_ranks), rank * len(tokens)
+    kept = fits(all_choices, E, factor)[before:][: len(tokens)]
     with torch.no_grad():
-        return through_queues(run_experts, experts, tokens, chosen, all_choices, before, factor)
+        return through_queues(run_experts, experts, tokens, chosen, kept)
 
 
 weights = weights.detach()

@@ -23,7 +23,8 @@ LONG_CONTEXT, LONG = 16, (4,) * 5  # two chunks for each of 4 ranks; five steps 
 SAMPLES, GLOBAL_BATCH, EPOCHS, STEPS_PER_EPOCH = 66, 24, 2, 3
 
 ElasticSampler = load_answer("9.2")
-MixtureModel, through_queues = load_code(11, "MixtureModel"), load_code(11, "through_queues")
+MixtureModel = load_code(11, "MixtureModel")
+fits, through_queues = load_code(11, "fits"), load_code(11, "through_queues")
 best_experts, share_of_balance = load_code(11, "best_experts"), load_code(11, "share_of_balance")
 BALANCE = (
     4.0  # the weight of the balance loss: with the usual 0.01, no comparison would see its mistakes
@@ -160,8 +161,8 @@ def _forward_with_queues(layer: nn.Module, x: Tensor) -> Tensor:
     all_choices = layer.gather(chosen[0])
     layer.balance = share_of_balance(logits, all_choices)
     before = dist.get_rank() * len(tokens) if len(all_choices) > len(tokens) else 0
-    queues = all_choices, before, layer.capacity_factor
-    mixed = through_queues(layer.run, layer.experts, tokens, chosen, *queues)
+    kept = fits(all_choices, logits.shape[1], layer.capacity_factor)[before:][: len(tokens)]
+    mixed = through_queues(layer.run, layer.experts, tokens, chosen, kept)
     return (layer.shared(tokens) + mixed).view_as(x)
 
 
