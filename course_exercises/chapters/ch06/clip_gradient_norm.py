@@ -175,7 +175,8 @@ def _check_norms(answer, task: _Task, max_norm: float) -> list[_Clipped]:
         "squares": True,
     }
     expect(got, expected, each="rank", what="the norm", likely=likely)
-    if all(map(_squares, task.sharded)):  # who has nothing of its own may know the norm without a call
+    # Who has nothing of its own may know the norm without a call.
+    if all(map(_squares, task.sharded)):
         must_have_sent([report.unwaited for report in reports])
     return reports
 
