@@ -344,7 +344,7 @@ def test_an_autograder_for_gradescope(tmp_path, monkeypatch):
         assert archive.getinfo("run_autograder").external_attr >> 16 & 0o111
         archive.extractall(tmp_path / "copy")
     answers = ("BEGIN SOLUTION", "return average / dist.get_world_size()")
-    solutions = [path.read_text() for path in (tmp_path / "copy" / "solutions").iterdir()]
+    solutions = [path.read_text() for path in (tmp_path / "copy" / "solutions").glob("*.py")]
     assert not [text for text in solutions for answer in answers if answer in text]
     monkeypatch.setattr(outside, "ROOT", tmp_path / "copy")
     outside.refuse_beside_answers()

@@ -2,10 +2,11 @@
 
 import pytest
 
-from course_exercises.sources.chapters import chapters
+from course_exercises.checks import catalogue
+from course_exercises.sources.answers import source_of
 from course_grader import checking, grade_file
 
-SOURCES = [path for each in chapters() for path in each.sources]
+SOURCES = sorted({source_of(exercise.id) for exercise in catalogue.exercises()})
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
