@@ -124,10 +124,8 @@ def _evaluated(rank, answer, images, labels, batch_size, training, *parts) -> _E
     for module, mode in zip(model.part.modules(), parts, strict=True):
         module.training = mode
     come_late(rank)
-    with (
-        torch.set_grad_enabled(training),
-        following() as sent,
-    ):  # off, as where somebody evaluates within `no_grad`
+    # Autograd may be off, as where somebody evaluates within `no_grad`.
+    with torch.set_grad_enabled(training), following() as sent:
         value = answer(model, images.to(device()), labels.to(device()), batch_size)
         on = torch.is_grad_enabled()
     after = [module.training for module in model.part.modules()]
