@@ -1,4 +1,4 @@
-"""What answers at once while a notebook's cells run: checks, drawings, and all that starts ranks or traces one.
+"""What answers at once while a notebook's cells run: checks, drawings, and all that starts ranks.
 
 A chapter starts ranks a hundred times, and an answer needs hardly any of it. What `launch` gives back is
 therefore a `Later`: it starts the ranks where somebody looks at it who may. When the cells have run, everybody
@@ -15,8 +15,6 @@ from typing import Any
 _STARTING = {
     "course_utils.launch": ("launch",),
     "course_utils.lesson.terminal": ("run_in_terminal", "torchrun"),
-    # It takes seconds, and a time limit that ends it within PyTorch's C++ may end the process (SIGABRT).
-    "course_planner.fake": ("trace",),
 }
 _DRAWING = {
     "matplotlib.pyplot": ("show",),
