@@ -79,11 +79,12 @@ class SeenCall:
 
 @dataclass
 class Sent:
-    """The calls of a block, in their order, and the kinds of those for which nobody has waited; among them
-    SILENT, where calls have moved less than they must."""
+    """The calls of a block, in their order; unwaited: the kinds of those for which nobody has waited;
+    too_little: whether they have moved less than they must."""
 
     calls: list[SeenCall] = field(default_factory=list)
     unwaited: list[str] = field(default_factory=list)
+    too_little: bool = False
 
     @property
     def dtypes(self) -> set[tuple[str, torch.dtype]]:
@@ -135,15 +136,12 @@ def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
     return operator.op, tensors_in(arguments[key]) if key else []
 
 
-SILENT = ""  # in place of a call's kind
-
-
 @contextlib.contextmanager
 def following(least: int = 1) -> Iterator[Sent]:
     """Within the block, follows this rank's calls. Those for which nobody has waited go on, and
     are waited for at the end of the block, so that what comes next is the same in every run. Until
     then their results may or may not be there: judge `unwaited` before any number. Among several ranks, one
-    whose calls move fewer than `least` elements is SILENT."""
+    whose calls move fewer than `least` elements has moved too little."""
     sent = Sent()
 
     def on_call(name: str, arguments: dict) -> Callable | None:
@@ -160,8 +158,8 @@ def following(least: int = 1) -> Iterator[Sent]:
         yield sent
     unwaited = sent.open_calls()
     sent.unwaited = [call.kind for call in unwaited]
-    if dist.get_world_size() > 1 and sum(call.elements for call in sent.calls) < least:
-        sent.unwaited.append(SILENT)
+    moved = sum(call.elements for call in sent.calls)
+    sent.too_little = dist.get_world_size() > 1 and moved < least
     for call in unwaited:
         call.work.wait()
     sent.calls = [replace(call, payload=[], work=None) for call in sent.calls]
@@ -171,17 +169,16 @@ def must_have_waited(unwaited: list[list[str]]) -> None:
     """Raises Wrong where a rank has not waited for one of its calls, whether or not the result had come by
     chance. `unwaited` has the kinds of these calls, by rank."""
     for rank, kinds in enumerate(unwaited):
-        if any(kinds):
-            got = (
-                f"on rank {rank} nobody waits for: {', '.join(dict.fromkeys(filter(None, kinds)))}"
-            )
+        if kinds:
+            got = f"on rank {rank} nobody waits for: {', '.join(dict.fromkeys(kinds))}"
             raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 
-def must_have_sent(unwaited: list[list[str]]) -> None:
-    """Raises Wrong where right values came to a rank by another way than calls; ask it after the values."""
-    for rank, kinds in enumerate(unwaited):
-        if SILENT in kinds:
+def must_have_sent(sent: Iterable[Sent]) -> None:
+    """Raises Wrong where right values came to a rank by another way than calls; ask it after the values.
+    `sent` has what each rank has sent."""
+    for rank, each in enumerate(sent):
+        if each.too_little:
             got = f"right values on rank {rank}, and too few in its calls"
             raise Wrong("around-the-calls", expected="values that calls have brought", got=got)
 

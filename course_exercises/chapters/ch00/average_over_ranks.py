@@ -46,22 +46,22 @@ def _averages(rank, answer, own):
     with following(sum(value.numel() for value in values)) as sent:
         results = [answer(value) for value in values]
     unchanged = all(map(torch.equal, values, untouched))
-    return results, unchanged, sent.unwaited
+    return results, unchanged, sent
 
 
 def _check_average(answer, *calls):
     """Runs the answer, once for each list of the ranks' values, and compares what every rank got with the
     mean. Returns whether all ranks left what they were handed as it was."""
     reports = run(_averages, len(calls[0]), answer, OwnPart([*zip(*calls)]))
-    results, unchanged, unwaited = zip(*reports, strict=True)
-    must_have_waited(unwaited)
+    results, unchanged, sent = zip(*reports, strict=True)
+    must_have_waited([each.unwaited for each in sent])
     before = None
     for got, values in zip(zip(*results, strict=True), calls, strict=True):
         expect_from_each(got)
         mean = [sum(values) / len(values)] * len(values)
         expect(list(got), mean, each="rank", likely=signs(values, mean, before))
         before = mean
-    must_have_sent(unwaited)
+    must_have_sent(sent)
     return all(unchanged)
 
 

@@ -14,7 +14,13 @@ from course_exercises.authoring import (
     run,
     signs,
 )
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_utils.hardware import device
 
 pass_on = Exercise(
@@ -70,7 +76,7 @@ class _Passed:
     result: object
     unchanged: bool
     copied: bool
-    unwaited: list[str]
+    sent: Sent
     collectives: list[str]
     dtypes: set[torch.dtype]  # of what was sent
 
@@ -85,13 +91,13 @@ def _passed(rank, answer, own):
     dtypes = {dtype for kind, dtype in sent.dtypes if kind == "send"}
     memory = result.untyped_storage().data_ptr() if torch.is_tensor(result) else None
     unchanged, copied = torch.equal(value, untouched), memory != value.untyped_storage().data_ptr()
-    return _Passed(result, unchanged, copied, sent.unwaited, sorted(collectives), dtypes)
+    return _Passed(result, unchanged, copied, sent, sorted(collectives), dtypes)
 
 
 def _check_pass(answer, values):
     ranks = len(values)
     reports = run(_passed, ranks, answer, OwnPart(values))
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     results = [report.result for report in reports]
     expect_from_each(results, likely="recv-returns-a-rank" if int in map(type, results) else None)
     expected = [values[rank - 1] for rank in range(ranks)]
@@ -109,7 +115,7 @@ def _check_pass(answer, values):
         if report.dtypes - {values[0].dtype}:
             got = ", ".join(map(str, report.dtypes))
             raise Wrong("not-as-it-is", expected=f"messages of {values[0].dtype}", got=got)
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
 
 
 @pass_on.requires(

@@ -8,7 +8,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_exercises.authoring.vocabulary import times, total
 from course_exercises.chapters.ch03.shared import (
     Frozen,
@@ -107,8 +113,8 @@ class _Averaged:
     local: Gradients
     got: Gradients
     moved: bool  # have the parameters changed?
-    sent: int  # numbers handed over, in all calls of Python together
-    unwaited: list[str]  # calls that nobody waited for
+    numbers: int  # numbers handed over, in all calls of Python together
+    sent: Sent
 
 
 def _averaged(rank, answer, make, plan: Plan) -> _Averaged:
@@ -116,14 +122,14 @@ def _averaged(rank, answer, make, plan: Plan) -> _Averaged:
     torch.manual_seed(plan.seed + 1 + rank)
     model(plan.batch()).square().sum().backward()
     local, before = gradients(model), state(model)
-    with following() as followed:
+    with following() as sent:
         come_late(rank)
         answer(model)
         got = gradients(model)
-        payloads = [t for c in followed.calls if c.kind != "recv" for t in c.payload]
-        sent = sum(tensor.numel() for tensor in payloads)
+        payloads = [t for c in sent.calls if c.kind != "recv" for t in c.payload]
+        numbers = sum(tensor.numel() for tensor in payloads)
     moved = any(not torch.equal(tensor, before[k]) for k, tensor in model.state_dict().items())
-    return _Averaged(local, got, moved, sent, followed.unwaited)
+    return _Averaged(local, got, moved, numbers, sent)
 
 
 def _check_average(
@@ -133,7 +139,7 @@ def _check_average(
     `likely` maps a mistake to a function of (got, the ranks' own gradients); `otherwise` is the one
     where no other fits."""
     reports = run(_averaged, ranks, answer, make, plan or drawn_plan(draw))
-    must_have_waited([r.unwaited for r in reports])
+    must_have_waited([r.sent.unwaited for r in reports])
     if any(r.moved for r in reports):
         raise Wrong("parameters-changed", expected="the same parameters as before", got="others")
     local, got = [r.local for r in reports], [r.got for r in reports]
@@ -144,7 +150,7 @@ def _check_average(
         del usual["left-out"]  # what is left out there has a better name
         usual[otherwise] = True
     expect(got, mean, each="rank", likely=own | usual)
-    must_have_sent([r.unwaited for r in reports])
+    must_have_sent([r.sent for r in reports])
     return reports
 
 
@@ -186,7 +192,7 @@ def a_tied_parameter_is_averaged_once(answer, draw):
     tied = _check_average(answer, draw, Tied, ranks, twice, plan)
     # a mean averaged again is the same mean: only what was sent tells
     untied = _check_average(answer, draw, _Untied, ranks, plan=plan)
-    if 0 < sum(report.sent for report in untied) <= sum(report.sent for report in tied):
+    if 0 < sum(report.numbers for report in untied) <= sum(report.numbers for report in tied):
         got = "as many numbers sent as if the two layers had a weight each"
         raise Wrong("tied-twice", expected="the shared weight's gradient sent once", got=got)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, expect_from_each, run, same, signs
-from course_exercises.authoring.ranks import come_late, following, must_have_sent
+from course_exercises.authoring.ranks import Sent, come_late, following, must_have_sent
 from course_utils.hardware import device
 
 evaluation = Exercise(
@@ -113,7 +113,7 @@ class _Evaluated:
     parts_after: list[bool]  # the modes of the model's parts
     grad_after: bool  # is autograd on? Before, it was where the model was in training mode
     learning: list[bool]  # which of the two parameters learns afterwards
-    unwaited: list[str]
+    sent: Sent
 
     def seen(self) -> list[int]:
         return [image for batch in self.batches for image in batch]
@@ -131,7 +131,7 @@ def _evaluated(rank, answer, images, labels, batch_size, training, *parts) -> _E
     after = [module.training for module in model.part.modules()]
     learning = [model.scale.requires_grad, model.frozen.requires_grad]
     seen = model.batches, model.modes, model.recorded
-    return _Evaluated(value, *seen, model.training, after, on, learning, sent.unwaited)
+    return _Evaluated(value, *seen, model.training, after, on, learning, sent)
 
 
 def _evaluate(answer, draw, count, ranks, batch_size, modes=(True, True, True)):
@@ -184,7 +184,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
         sizes = [len(batch) for batch in report.batches]
         if 0 in sizes:
             raise Wrong("empty-batch", expected="batches with images", got=f"batches of {sizes}")
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
 
 
 def _check_seen(seen: list[list[int]], count: int) -> None:

@@ -15,7 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
 from course_exercises.authoring.forbidden import called
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_exercises.authoring.vocabulary import times, total
 from course_exercises.chapters.ch03.shared import (
     Frozen,
@@ -208,7 +214,7 @@ class _Steps:
     local: list[list[Gradients]]
     got: list[Gradients]
     forbidden: bool  # was DistributedDataParallel constructed meanwhile?
-    unwaited: list[str]  # calls that nobody waited for
+    sent: Sent
 
 
 def _steps(rank, answer, make, plan: Plan, bucket_bytes, micro_batches, keep_zeros) -> _Steps:
@@ -231,7 +237,7 @@ def _steps(rank, answer, make, plan: Plan, bucket_bytes, micro_batches, keep_zer
             got.append(gradients(module))
             local.append([_gradient_of(twin, batch) for batch in batches])
             module.zero_grad(set_to_none=not keep_zeros)
-    return _Steps(local, got, bool(forbidden), sent.unwaited)
+    return _Steps(local, got, bool(forbidden), sent)
 
 
 def _gradient_of(twin: nn.Module, batch: Tensor) -> Gradients:
@@ -259,7 +265,7 @@ def _check_steps(
     how = (bucket_bytes, micro_batches, keep_zeros)
     reports = run(_steps, ranks, answer, make, drawn_plan(draw), *how)
     _must_be_own(any(report.forbidden for report in reports))
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     for step in range(3):
         local = [total(report.local[step]) for report in reports]
         last = [report.local[step][-1] for report in reports]
@@ -277,7 +283,7 @@ def _check_steps(
             **({otherwise: True} if otherwise else {}),
         }
         expect(got, expected, each="rank", what=f"step {step + 1}", likely=mistakes)
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
 
 
 def _mean(parts: list[Gradients]) -> Gradients:

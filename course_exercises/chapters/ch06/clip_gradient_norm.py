@@ -15,7 +15,13 @@ from course_exercises.authoring import (
     run,
     signs,
 )
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_exercises.chapters.ch06.shared import HANGS, on_three, only_for_two
 from course_utils.hardware import device
 
@@ -90,7 +96,7 @@ class _Clipped:
     replicated: Values
     moved: bool
     replaced: bool  # is a gradient another tensor than before?
-    unwaited: list[str]
+    sent: Sent
 
 
 def _norms(rank, answer, steps) -> list[float]:
@@ -118,7 +124,7 @@ def _clipped(rank, answer, sharded, replicated, max_norm) -> _Clipped:
         for a, b in zip(after, before, strict=True)
     )
     own, everywhere = [p.grad for p in shards], [p.grad for p in copies]
-    return _Clipped(norm, own, everywhere, moved, replaced, sent.unwaited)
+    return _Clipped(norm, own, everywhere, moved, replaced, sent)
 
 
 @dataclass(frozen=True)
@@ -160,7 +166,7 @@ def _task(draw, ranks: int) -> _Task:
 
 def _check_norms(answer, task: _Task, max_norm: float) -> list[_Clipped]:
     reports = run(_clipped, task.ranks, answer, task.sharded, task.replicated, max_norm)
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     got, expected = [report.norm for report in reports], [task.norm()] * task.ranks
     for number in got:
         expect_type(number, float, likely="no-float" if torch.is_tensor(number) else None)
@@ -177,7 +183,7 @@ def _check_norms(answer, task: _Task, max_norm: float) -> list[_Clipped]:
     expect(got, expected, each="rank", what="the norm", likely=likely)
     # Who has nothing of its own may know the norm without a call.
     if all(map(_squares, task.sharded)):
-        must_have_sent([report.unwaited for report in reports])
+        must_have_sent([report.sent for report in reports])
     return reports
 
 

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import OwnPart, Wrong, expect, run, same
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_exercises.chapters.ch06.shared import (
     MORE_THAN_ITS_SHARE,
     by_block,
@@ -165,7 +171,7 @@ class _Ran:
     x_gradient: Tensor | None
     gradients: dict[str, Tensor | None]
     has_bias: bool  # an attribute `bias`, be it None
-    unwaited: list[str]
+    sent: Sent
 
 
 def _ran(rank, answer, full, x, slope, x_learns, beside) -> _Ran:
@@ -180,13 +186,13 @@ def _ran(rank, answer, full, x, slope, x_learns, beside) -> _Ran:
             loss = loss + (x * beside.to(device())).sum()
         loss.backward()
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
-    return _Ran(y.detach(), x.grad, gradients, hasattr(layer, "bias"), sent.unwaited)
+    return _Ran(y.detach(), x.grad, gradients, hasattr(layer, "bias"), sent)
 
 
 def check_outputs(answer, task: Task, x_learns=True) -> list[_Ran]:
     own = OwnPart(task.parts("x")), OwnPart(task.parts("slope"))
     reports = run(_ran, task.ranks, answer, _fresh(task), *own, x_learns, task.beside)
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     got, expected = [report.y for report in reports], task.parts("y")
     likely = {"matrices-only": any(g.dim() != task.y.dim() for g in got), **task.cut.outputs(task)}
     _expect(task, got, expected, "the output", likely)
@@ -217,7 +223,7 @@ def check_linear(answer, task: Task) -> None:
     if not all(report.has_bias for report in reports):
         expected, got = "an attribute `bias`, None where `full` has none", "no such attribute"
         raise Wrong("needs-a-bias", expected=expected, got=got)
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
 
 
 def _expect(task: Task, got: list, expected: list, what: str, likely: dict) -> None:

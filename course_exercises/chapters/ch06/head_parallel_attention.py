@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_exercises.chapters.ch06.shared import (
     HANGS,
     KEEPS_A_CALL,
@@ -95,7 +101,7 @@ class _Attended:
     held: int  # bytes of parameters
     full_changed: bool
     full_learns: bool  # does the step change `full`?
-    unwaited: list[str]
+    sent: Sent
 
 
 def _others(x: Tensor) -> list[Tensor]:
@@ -127,7 +133,7 @@ def _attended(rank, answer, full, x, slope) -> _Attended:
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
     held = sum(storage.nbytes() for storage in storages.values())
     after = model(x).detach()
-    return _Attended(y.detach(), x.grad, others, after, held, changed, learns, sent.unwaited)
+    return _Attended(y.detach(), x.grad, others, after, held, changed, learns, sent)
 
 
 def _output(model: nn.Module, x: Tensor) -> Tensor | str:
@@ -235,7 +241,7 @@ def _with_equal_columns(task: _Task) -> _Task:
 
 def _run(answer, task: _Task) -> list[_Attended]:
     reports = run(_attended, task.ranks, answer, task.full, task.x, task.slope)
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     return reports
 
 
@@ -298,7 +304,7 @@ def _check(answer, draw, task: _Task) -> None:
         outputs = [[task.full(other) for other in _others(task.x)]] * n
     got, likely = [report.others for report in reports], {"keeps-a-call": True}
     expect(got, outputs, each="rank", what="the output for another x", likely=likely)
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
     got, expected = [report.x_gradient for report in reports], [task.x_gradient] * n
     likely = {"cut-from-the-graph": any(g is None for g in got), **signs(own_gradients, expected)}
     expect(got, expected, each="rank", what="the gradient of x", likely=likely)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, run, same, signs
-from course_exercises.authoring.ranks import following, must_have_sent
+from course_exercises.authoring.ranks import Sent, following, must_have_sent
 from course_exercises.chapters.ch06.shared import (
     HANGS,
     anywhere,
@@ -74,7 +74,7 @@ class _Normed:
     gradients: dict[str, Tensor | None]
     kept: int  # bytes that autograd keeps
     own_norm: bool  # are its parameters those of the norm that was handed in?
-    unwaited: list[str]
+    sent: Sent
 
 
 def _normed(rank, answer, norm, own, slope, passes) -> _Normed:
@@ -88,9 +88,7 @@ def _normed(rank, answer, norm, own, slope, passes) -> _Normed:
                 y = model(x)
             loss_of(y, slope).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return _Normed(
-        list(gradients), y.detach(), x.grad, gradients, kept.bytes, own_norm, sent.unwaited
-    )
+    return _Normed(list(gradients), y.detach(), x.grad, gradients, kept.bytes, own_norm, sent)
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     _check_gradients(reports, task, passes)
     if not all(report.own_norm for report in reports):
         raise Wrong("own-norm", expected="the parameters of `norm` itself", got="those of a copy")
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
     return reports
 
 

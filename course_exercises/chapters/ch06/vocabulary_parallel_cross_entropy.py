@@ -15,7 +15,13 @@ from course_exercises.authoring import (
     same,
     signs,
 )
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_exercises.chapters.ch06.shared import (
     HANGS,
     PASSES_BY_LUCK,
@@ -93,7 +99,7 @@ class _Loss:
     value: Tensor
     gradient: Tensor | None
     changed: bool
-    unwaited: list[str]
+    sent: Sent
 
 
 def _lost(rank, answer, own, targets, given, turned) -> _Loss:
@@ -109,7 +115,7 @@ def _lost(rank, answer, own, targets, given, turned) -> _Loss:
             value.backward()
     changed = not torch.equal(logits, own.to(device())) or not torch.equal(targets, before)
     value = value.detach() if torch.is_tensor(value) else value
-    return _Loss(value, leaf.grad, changed, sent.unwaited)
+    return _Loss(value, leaf.grad, changed, sent)
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ def _equal(draw, tokens: int, ranks: int, share: int) -> _Task:
 def _run(answer, task: _Task, turned=False) -> list[_Loss]:
     parts = OwnPart(task.parts())
     reports = run(_lost, task.ranks, answer, parts, task.targets, task.given, turned)
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     return reports
 
 
@@ -257,7 +263,7 @@ def _check_loss(answer, task: _Task, likely=None) -> None:
     if any(report.changed for report in reports):
         got = "other logits or targets"
         raise Wrong("input-changed", expected="what was handed in, as before", got=got)
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
 
 
 @cross_entropy.requires("two ranks agree on the loss, and each has its logits' gradient")

@@ -255,7 +255,7 @@ def _step(rank, answer, task: Task) -> Report:
         loss = answer(part, reader.inputs, reader.targets, *more, optimizer)
     loss = loss.detach() if isinstance(loss, Tensor) else loss
     unwaited = [f"its {kind} is used before anybody has waited for it" for kind in used.kinds]
-    unwaited += [f"nobody waits for this call: {kind}" for kind in sent.unwaited if kind]
+    unwaited += [f"nobody waits for this call: {kind}" for kind in sent.unwaited]
     return Report(reader.kinds, loss, _values(part), astray, unwaited)
 
 

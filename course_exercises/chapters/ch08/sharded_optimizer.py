@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same
-from course_exercises.authoring.ranks import following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import Sent, following, must_have_sent, must_have_waited
 from course_exercises.chapters.ch08.shared import drawn_tensors
 from course_utils.hardware import device
 
@@ -111,7 +111,7 @@ class _Updated:
     left_gradients: bool = True  # does every parameter have the gradient that it had before a step?
     grouped: list[int] = field(default_factory=list)  # parameters in `param_groups`
     cleared: bool = True  # does `zero_grad` clear every gradient?
-    unwaited: list[str] = field(default_factory=list)  # collectives for which nobody has waited
+    sent: Sent = field(default_factory=Sent)
     broadcasts: list[tuple] = field(default_factory=list)  # from whom, and of which parameter
 
 
@@ -180,7 +180,7 @@ def _sharded(rank, answer, tasks: list[_Updates]) -> list[_Updated]:
     for task in tasks:
         with following() as sent:
             report = _update(rank, answer, task)
-        report.unwaited = sent.unwaited
+        report.sent = sent
         broadcasts = [call for call in sent.calls if call.kind == "broadcast"]
         report.broadcasts = [(c.root, report.places.get(c.addresses[0])) for c in broadcasts]
         reports.append(report)
@@ -224,7 +224,7 @@ def _check(
 
 
 def _judge_calls(reports: Sequence[_Updated]) -> None:
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     for report in reports:
         if not _match(report.broadcasts, reports[0].broadcasts):
             wanted = "the same broadcasts, from the same ranks, on all ranks"
@@ -249,7 +249,7 @@ def _judge_values(reports: Sequence[_Updated], task: _Updates, likely: Likely) -
             what = f"parameter {index} after step {step + 1}"
             expect(got, [new] * len(got), each="rank", what=what, likely=named)
         before = right
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
 
 
 def _of_values(got: list[Tensor], old: Tensor, new: Tensor, has_owner: bool) -> dict[str, bool]:

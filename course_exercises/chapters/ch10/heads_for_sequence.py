@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_exercises.authoring.ranks import come_late, following, must_have_sent, must_have_waited
+from course_exercises.authoring.ranks import (
+    Sent,
+    come_late,
+    following,
+    must_have_sent,
+    must_have_waited,
+)
 from course_utils.hardware import device
 from course_utils.trace import Trace
 
@@ -70,8 +76,8 @@ swapping = Exercise(
 class _Swapped:
     outs: object
     gradients: list[Tensor | None]
-    unwaited: list[str]
-    sent: int  # in the pass that sends more
+    sent: Sent
+    most: int  # in the pass that sends more
     calls: list[list[str]]  # their names, in forward and in backward
     changed: bool
 
@@ -97,7 +103,7 @@ def _swapped(rank, answer, *parts) -> _Swapped:
     most = max(record.sent() for record in records)
     calls = [[call.op for call in record.calls] for record in records]
     outs = [x.detach() for x in outs] if _three(outs) else outs
-    return _Swapped(outs, gradients, sent.unwaited, most, calls, changed)
+    return _Swapped(outs, gradients, sent, most, calls, changed)
 
 
 def _three(outs: object) -> bool:
@@ -125,7 +131,7 @@ def _check_swap(answer, draw, ranks: int, shared: int, per_head: int) -> None:
     slopes = [[draw.tensor(*group.shape) for group in _groups(x, ranks)] for x in wholes]
     given = [*(x.chunk(ranks, dim=2) for x in wholes), *slopes]
     reports = run(_swapped, ranks, answer, *(OwnPart(list(parts)) for parts in given))
-    must_have_waited([report.unwaited for report in reports])
+    must_have_waited([report.sent.unwaited for report in reports])
     for report in reports:
         expect_type(report.outs, (tuple, list))
         if not _three(report.outs):
@@ -134,7 +140,7 @@ def _check_swap(answer, draw, ranks: int, shared: int, per_head: int) -> None:
     _check_gradients(reports, slopes, heads)
     if any(report.changed for report in reports):
         raise Wrong("input-changed", expected="q, k and v as before", got="other values")
-    must_have_sent([report.unwaited for report in reports])
+    must_have_sent([report.sent for report in reports])
     _check_calls(reports, (heads[0] + 2 * max(shared, ranks)) * n * stretch * width * 4)
 
 
@@ -164,8 +170,8 @@ def _check_calls(reports: list[_Swapped], limit: int) -> None:
             if [op for op in calls if op not in ("send", "recv")] not in ([], ["all_to_all"]):
                 got = ", ".join(calls)
                 raise Wrong("not-one-exchange", expected="one all_to_all in a pass", got=got)
-        if report.sent > limit:
-            expected, got = f"at most {limit} bytes in a pass", f"{report.sent} bytes"
+        if report.most > limit:
+            expected, got = f"at most {limit} bytes in a pass", f"{report.most} bytes"
             raise Wrong("sends-too-much", expected=expected, got=got)
 
 

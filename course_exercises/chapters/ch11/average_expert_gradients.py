@@ -145,12 +145,12 @@ def _averaged(rank, answer, grid: _Grid):
     with follow_calls() as sent:
         answer(model, mesh)
     got = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    return got, sent.unwaited
+    return got, sent
 
 
 def _check_averages(answer, grid: _Grid) -> None:
     reports = run(_averaged, grid.ranks, answer, grid)
-    must_have_waited([unwaited for _, unwaited in reports])
+    must_have_waited([sent.unwaited for _, sent in reports])
     got = [gradients for gradients, _ in reports]
     for rank, gradients in enumerate(got):
         for name, value in gradients.items():
@@ -161,7 +161,7 @@ def _check_averages(answer, grid: _Grid) -> None:
                 raise Wrong("missing", expected="a gradient", got=f"None ({where})")
     right = _held(grid, (grid.copies, grid.ranks), (grid.everybody, grid.ranks))
     expect(got, right, each="rank", likely=_mistakes(grid))
-    must_have_sent([unwaited for _, unwaited in reports])
+    must_have_sent([sent for _, sent in reports])
 
 
 Sum = tuple[Callable[[int], list[int]], int]  # over which ranks, divided by what

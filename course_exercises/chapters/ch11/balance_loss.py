@@ -72,7 +72,7 @@ def _balanced(rank, answer, logits: Tensor, choices: Tensor):
     if isinstance(got, Tensor) and got.requires_grad and got.numel() == 1:
         [gradient] = torch.autograd.grad(got, logits, allow_unused=True)
     got = got.detach() if isinstance(got, Tensor) else got
-    return got, gradient, sent.unwaited, numbers_sent(sent)
+    return got, gradient, sent, numbers_sent(sent)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _batch(draw, sizes: list[int]) -> _Batch:
 def _check_balance(answer, batch: _Batch) -> None:
     ranks, experts = len(batch.logits), batch.logits[0].shape[1]
     reports = run(_balanced, ranks, answer, OwnPart(batch.logits), OwnPart(batch.choices))
-    must_have_waited([unwaited for _, _, unwaited, _ in reports])
+    must_have_waited([sent.unwaited for _, _, sent, _ in reports])
     got = [value for value, *_ in reports]
     expect_from_each(got)
     right = [batch.part(r, batch.shares()) for r in range(ranks)]
@@ -127,7 +127,7 @@ def _check_balance(answer, batch: _Batch) -> None:
         },
     )
     check_numbers_sent([numbers for *_, numbers in reports], at_most=experts + 1)
-    must_have_sent([unwaited for *_, unwaited, _ in reports])
+    must_have_sent([sent for *_, sent, _ in reports])
 
 
 def _mistakes(batch: _Batch, right: list[Tensor]) -> dict:

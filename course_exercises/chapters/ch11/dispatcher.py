@@ -84,7 +84,7 @@ def _delivered(rank, answer, counts: Tensor, pieces: Tensor, factors: Tensor):
     if isinstance(back, Tensor) and back.requires_grad and back.shape == factors.shape:
         (back * factors).sum().backward()
     found = [t.detach() if isinstance(t, Tensor) else t for t in (load, arrived, back)]
-    return _Delivered(*found, pieces.grad), sent.unwaited
+    return _Delivered(*found, pieces.grad), sent
 
 
 def _tables(draw, ranks: int, experts: int) -> Tensor:
@@ -101,7 +101,7 @@ def _check_delivery(answer, table: Tensor, draw) -> None:
     factors = [draw.tensor(*each.shape) for each in pieces]
     args = OwnPart(list(table)), OwnPart(pieces), OwnPart(factors)
     reports = run(_delivered, ranks, answer, *args)
-    must_have_waited([unwaited for _, unwaited in reports])
+    must_have_waited([sent.unwaited for _, sent in reports])
     got = [delivered for delivered, _ in reports]
     _check_load([each.load for each in got], table)
     parts = [each.split(row.tolist()) for each, row in zip(pieces, table, strict=True)]
@@ -131,7 +131,7 @@ def _check_delivery(answer, table: Tensor, draw) -> None:
         "other-gradient": True,
     }
     expect([d.gradient for d in got], wanted, each="rank", what="the gradient", likely=gradients)
-    must_have_sent([unwaited for _, unwaited in reports])
+    must_have_sent([sent for _, sent in reports])
 
 
 def _alike_sorted(got: list[Tensor], expected: list[Tensor]) -> bool:

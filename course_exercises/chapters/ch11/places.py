@@ -93,19 +93,19 @@ def _placed(rank, answer, choices: Tensor, capacity: Tensor):
     choices, capacity = choices.to(device()), capacity.to(device())
     with follow_calls() as sent:
         got = answer(choices, capacity)
-    return got, sent.unwaited, numbers_sent(sent)
+    return got, sent, numbers_sent(sent)
 
 
 def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
     reports = run(_placed, len(parts), answer, OwnPart(parts), capacity)
     got = [places for places, *_ in reports]
-    must_have_waited([unwaited for _, unwaited, _ in reports])
+    must_have_waited([sent.unwaited for _, sent, _ in reports])
     expect_from_each(got)
     whole = _queue(parts, len(capacity))
     right = _dropped(whole, parts, capacity)
     expect(got, right, each="rank", likely=_mistakes(parts, capacity, whole, right))
     check_numbers_sent([numbers for *_, numbers in reports], at_most=len(capacity))
-    must_have_sent([unwaited for _, unwaited, _ in reports])
+    must_have_sent([sent for _, sent, _ in reports])
 
 
 def _mistakes(
