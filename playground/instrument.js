@@ -27,6 +27,12 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
+// The choices of a select: values, or pairs of a value and its words.
+export const options = (select, choices) => select.replaceChildren(...choices.map((choice) => {
+  const [value, words] = Array.isArray(choice) ? choice : [choice, choice];
+  return element("option", { value }, words);
+}));
+
 export const paragraphs = (id, texts) => at(id).replaceChildren(...texts.map((text) => element("p", {}, text)));
 
 export function say(text, no = false) {
@@ -35,9 +41,9 @@ export function say(text, no = false) {
 }
 
 // A page: `begin` reads the address, `board` names what is predicted, `draw(game, guess)` shows the board,
-// and `first` finds where the focus goes when it opens. Returns the function that draws anew. A prediction
+// `rules(game)`, if any, says what is asked, and `first` finds where the focus goes when the board opens. Returns the function that draws anew. A prediction
 // is kept in this browser, and nowhere else.
-export function instrument({ module, begin, board, draw, first }) {
+export function instrument({ module, begin, board, rules, draw, first }) {
   let game;
   const kept = () => `prediction ${board()}`;
   function update() {
@@ -48,6 +54,7 @@ export function instrument({ module, begin, board, draw, first }) {
     at("predict").hidden = Boolean(guess);
     at("board").hidden = !open;
     at("end").hidden = true;
+    if (game && rules) at("rules").textContent = rules(game);
     if (open) draw(game, guess);
   }
   function start() {

@@ -30,12 +30,19 @@ PYODIDE = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
+PLANNER = (
+    *("catalogue", "counting", "descriptions", "memory", "networks", "pipelining", "searching"),
+    *("stages", "timing", "traffic"),
+)
 # what the pages import; it needs the standard library alone
 PYTHON = (
     "course_utils/lesson/schedules.py",
     "course_utils/comm/rings.py",
     "course_exercises/checks/positions.py",
-    *("playground/game.py", "playground/pars.json", "playground/ring.py", "playground/ledger.py"),
+    *(f"course_planner/{name}.py" for name in PLANNER),
+    *("data/catalogue/models.json", "data/catalogue/gpus.json"),
+    *(f"playground/{name}.py" for name in ("game", "ring", "ledger", "layout", "plan")),
+    "playground/pars.json",
 )
 
 

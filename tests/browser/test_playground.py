@@ -128,3 +128,37 @@ def test_a_ledger_is_read_by_keyboard(page, pages, screenshots: Path) -> None:
         "This model never fits" in page.get_by_role("listitem").filter(has_text="DDP").inner_text()
     )
     page.screenshot(path=screenshots / f"ledger {page.viewport_size['width']}.png", full_page=True)
+
+
+def test_ranks_are_laid_out_by_keyboard(page, pages, screenshots: Path) -> None:
+    page.goto(f"{pages}layout.html#2x8/dp2.pp2.tp4")
+    page.locator("#rules", has_text="Llama-3-8B trains on 2 machines").wait_for()
+    page.locator("#guess").focus()
+    press(page, "1 1 1 Enter")
+    page.get_by_text("you predicted 111. That is right.").wait_for()
+    said = page.get_by_role("status")
+    assert said.inner_text() == "It fits. There is a shorter step."
+    page.get_by_role("combobox", name="neighbours are").select_option("tp dp pp")
+    page.get_by_role("combobox", name="tensor ranks").focus()
+    press(page, "ArrowUp")  # 2 of them
+    assert said.inner_text() == "It fits, and no split of this board has a shorter step."
+    assert page.url.endswith("#2x8/tp2.dp4.pp2")
+    page.get_by_role("button", name="Rank 5, in no group of it").press("Enter")
+    assert page.get_by_role("button", name="Rank 13, one of its stages").is_visible()
+    page.screenshot(path=screenshots / f"layout {page.viewport_size['width']}.png", full_page=True)
+
+
+def test_a_plan_is_made_by_keyboard(page, pages, screenshots: Path) -> None:
+    page.goto(f"{pages}plan.html#8x4090/tp8.pp1.z1.b1.selective")
+    page.locator("#rules", has_text="Llama-3.2-3B trains on 8 4090 GPUs").wait_for()
+    page.get_by_role("combobox", name="What takes most of a step?").select_option("tensor")
+    page.locator("#guess").focus()
+    press(page, "9 Enter")
+    page.get_by_text("sums between tensor ranks; as you predicted.").wait_for()
+    said = page.get_by_role("status")
+    assert said.inner_text().startswith("It fits: 9.1 of 23.64 GiB. A step takes 24.21 s")
+    page.get_by_role("combobox", name="tensor ranks").select_option("1")
+    assert said.inner_text().startswith("It does not fit")
+    page.get_by_role("button", name="Ask the planner").press("Enter")
+    page.get_by_text("The planner's plan: dp 8 x cp 1 x pp 1 x tp 1").wait_for()
+    page.screenshot(path=screenshots / f"plan {page.viewport_size['width']}.png", full_page=True)
