@@ -4,7 +4,7 @@ python tools/book.py [FOLDER]      build/book/html unless a folder is named
 
 The pages are copies of notebooks/ and docs/, in which "chapter 6" becomes a link to chapter 6. Sphinx with
 MyST-NB and the theme of Jupyter Book makes the website; any warning of theirs, such as a link that
-leads nowhere, fails the build. (Jupyter Book 2 renders with Node, which it downloads.) Nothing is
+leads nowhere, fails the build. The playground lies in it, where npm is there to fetch what it needs. (Jupyter Book 2 renders with Node, which it downloads.) Nothing is
 executed, and a reader's browser loads nothing from elsewhere.
 """
 
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import playground_pages
 
 from course_exercises.sources.chapters import chapters as lessons
 
@@ -28,6 +29,12 @@ MENTION = re.compile(
     rf"(?P<fixed>{FIXED})|\b([Cc]hapter (?P<number>\d\d?)|(?P<row>\d\d)(?P<beyond> further)?: \d)\b",
     re.MULTILINE | re.DOTALL,
 )
+
+PLACE = "<!-- playground -->\n"  # in the first page
+PLAY = """```{raw} html
+<p><a href="playground/index.html">Play first</a>: nothing to install, the course's own Python runs in your browser.</p>
+```
+"""
 
 
 def linked(text: str, chapters: dict[str, str], own: str) -> str:
@@ -56,10 +63,13 @@ def inside(text: str) -> str:
     return re.sub(r"\[([^\]]*)\]\(([^)]*)\)", link, text)
 
 
-def write_pages(pages: Path) -> None:
-    """Write what Sphinx reads: settings, pictures, first page, a copy of every notebook and of docs/."""
+def write_pages(pages: Path, play: bool) -> None:
+    """Write what Sphinx reads: settings, pictures, first page, a copy of every notebook and of docs/. The
+    first page leads to the playground where there is one."""
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(ROOT / "book", pages)
+    first = (pages / "index.md").read_text(encoding="utf-8")
+    (pages / "index.md").write_text(first.replace(PLACE, PLAY if play else ""), encoding="utf-8")
     shutil.copytree(ROOT / "notebooks" / "images", pages / "images")
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     chapters = {
@@ -86,11 +96,25 @@ def build(html: Path) -> int:
     if html.exists() and not _is_ours(html):
         print(f"{html} holds something that is no book: name a new folder, or an empty one.")
         return 1
-    write_pages(PAGES)
+    play = _has_playground()
+    write_pages(PAGES, play)
     shutil.rmtree(html, ignore_errors=True)
     strict = ["--fail-on-warning", "--keep-going", "--quiet"]
     command = [sys.executable, "-m", "sphinx", "-b", "html", *strict]
-    return subprocess.call([*command, "-d", str(PAGES.parent / "doctrees"), str(PAGES), str(html)])
+    command += ["-d", str(PAGES.parent / "doctrees"), str(PAGES), str(html)]
+    status = subprocess.call(command)
+    if status == 0 and play:
+        playground_pages.build(html / "playground")
+    return status
+
+
+def _has_playground() -> bool:
+    try:
+        playground_pages.fetch()
+    except RuntimeError as error:
+        print(f"The book goes without its playground. {error}")
+        return False
+    return True
 
 
 def _is_ours(html: Path) -> bool:

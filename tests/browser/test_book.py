@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
+import playground_pages
 import pytest
 
 from course_exercises.sources.chapters import chapters
@@ -110,3 +111,13 @@ def test_chapters_that_are_mentioned_are_linked(browser, book) -> None:
         page.goto(f"{book}09_elastic.html")
         page.get_by_role("link", name="chapter 8", exact=True).first.click()
         assert page.url.endswith("08_fsdp.html")
+
+
+def test_the_playground_is_a_click_away(browser, book) -> None:
+    if not playground_pages.PACKAGE.exists():
+        pytest.skip("Pyodide's npm package is not here, and npm did not fetch it")
+    with browser.new_page() as page:
+        page.goto(f"{book}index.html")
+        page.get_by_role("link", name="Play first").click()
+        page.get_by_role("link", name="Ledger", exact=True).click()
+        page.locator("#predict button:enabled").wait_for()
