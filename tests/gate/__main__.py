@@ -11,6 +11,10 @@ from . import ANSWERS
 
 
 def main(exercises: list[str]) -> None:
+    if unknown := [each for each in exercises if each not in ANSWERS]:
+        sys.exit(
+            f"There are no answers to {', '.join(unknown)}; there are to {', '.join(ANSWERS)}."
+        )
     for exercise in exercises or ANSWERS:
         for answer in ANSWERS[exercise]:
             outcome = examine(exercise, answer)

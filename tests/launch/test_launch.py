@@ -584,7 +584,7 @@ def test_alarms_end_with_the_function():
 
 def test_a_call_with_a_limit_of_its_own_may_go_on(monkeypatch):
     """The rank waits for one that has finished, asleep; then its call fails, and it goes on."""
-    for name, seconds in (("_STILL", 0.2), ("_BRIEFLY", 0.1), ("TICK", 0.05)):
+    for name, seconds in (("_AGAIN", 0.2), ("_BRIEFLY", 0.1), ("TICK", 0.05)):
         monkeypatch.setattr(stillness, name, seconds)
 
     def waits(rank, how):

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -305,7 +306,7 @@ def outcomes(failures):
     """What each slow function ended with, while launch takes ranks for stuck far sooner than it
     does, so that a mistake shows in seconds."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(5) as pool:
-        for name, seconds in (("_STILL", 0.4), ("_BRIEFLY", 0.2), ("TICK", 0.1)):
+        for name, seconds in (("_AGAIN", 0.4), ("_BRIEFLY", 0.2), ("TICK", 0.1)):
             patch.setattr(stillness, name, seconds)
         return dict(zip(SLOW, pool.map(_outcome, SLOW.values())))
 
@@ -333,7 +334,7 @@ def _receive_from_each_other(rank):
 
 @pytest.mark.parametrize("program", [_leaves_the_others_alone, _receive_from_each_other])
 def test_what_the_records_prove_needs_no_second_look(program, monkeypatch):
-    monkeypatch.setattr(stillness, "_STILL", 1000.0)
+    monkeypatch.setattr(stillness, "_AGAIN", 1000.0)
     with pytest.raises(RankFailure, match="a rank waits for a call that no other rank will make"):
         launch(program, 2, timeout=20)
 
@@ -411,6 +412,13 @@ def test_ranks_that_go_on_have_more_time_than_those_that_stand_still(monkeypatch
     monkeypatch.setattr(launching, "_WHOLE", 3.0)
     with pytest.raises(RankFailure, match=r"when the time was up \(timeout=3 seconds\)"):
         launch(_computes, 2, 600)
+
+
+def test_the_limits_are_those_that_the_page_and_the_docstring_tell():
+    page = (Path(__file__).parents[2] / "docs" / "deciding.md").read_text(encoding="utf-8")
+    assert (launching._STILL, launching._WHOLE) == (60.0, 600.0)
+    assert "nothing has gone on for 60 s, or the launch has taken ten minutes" in page
+    assert "stand still for a minute" in launching.launch.__doc__
 
 
 class _SlowToUnpack:

@@ -14,7 +14,7 @@ from course_utils.launch.story.view import Rank, at_sockets, note_calls, where
 
 TICK = 0.25  # seconds between two looks at how the ranks are
 _BRIEFLY = 0.5  # seconds without any movement after which records and stacks are asked
-_STILL = 2.0  # seconds after which they are asked again
+_AGAIN = 2.0  # seconds after which they are asked again
 _READ = 5.0  # seconds after which the records of ranks that move are read, so that none grows long
 
 
@@ -66,7 +66,7 @@ class Stillness:
             if now - self._read_at > _READ:
                 self._read()
         elif now - self._since >= self._wait:
-            self._wait = _STILL
+            self._wait = _AGAIN
             return self._judge(now)
         return None
 
