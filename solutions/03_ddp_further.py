@@ -87,7 +87,8 @@ print("largest difference of a gradient from one process:", check_equal(expected
 #
 # If the batch that you want does not fit into memory, cut it into **micro-batches** and let `backward` add their
 # gradients up before one `step`. That is **gradient accumulation**. DDP does not know that you wait: it averages
-# after every `backward`. Under `model.no_sync()` a pass, forward and backward, keeps its gradients to itself. The next backward outside of it sends the sum.
+# after every `backward`. Under `model.no_sync()` a pass, forward and backward, keeps its gradients to itself. The next
+# backward outside of it sends the sum.
 #
 # **Predict.** MnistNet has 39,760 parameters of 4 bytes. A step has 4 micro-batches. How many bytes does each rank
 # hand to `all_reduce` in one step, without and with `no_sync`?
@@ -217,7 +218,8 @@ def write_profile(rank, folder):
     torch.set_num_threads(1)
     layers = [nn.Linear(512, 512, bias=False) for _ in range(8)]  # 1 MiB of gradients each
     model, x = DDP(nn.Sequential(*layers), bucket_cap_mb=1), torch.randn(64, 512)
-    with profile(schedule=schedule(wait=1, warmup=1, active=KEPT)) as profiler:
+    steps = schedule(wait=1, warmup=1, active=KEPT)
+    with profile(schedule=steps, acc_events=True) as profiler:  # else PyTorch 2.11 warns
         for _ in range(2 + KEPT):
             with record_function("load"):
                 time.sleep(0.2 if rank == SLOW else 0.01)

@@ -2,8 +2,9 @@
 # # 6. Tensor parallel, further: sequence parallelism by hand, three matrices, dropout, and norms
 #
 # The lesson shows sequence parallelism as a plan. Here you see what it does, by hand, and how much memory it saves.
-# Then come an MLP of three matrices, and things that can go wrong with any cut. A sum has the wrong backward. Dropout has to drop the same numbers on all ranks in one place,
-# and different ones in another. Clipping needs the norm of all gradients.
+# Then come an MLP of three matrices, and things that go wrong with any cut. A sum may have the wrong backward. Dropout
+# has to drop the same numbers on all ranks in one place, and different ones in another. Clipping needs the norm of
+# all gradients.
 #
 # None of it needs an answer from the lesson.
 
@@ -464,17 +465,17 @@ compare(
 )
 
 # %% [markdown]
-# Each `ColwiseParallel` puts its own $f$ in front of its layer, and each adds up a gradient of $x$. With one entry for the
-# module the two gradients are added on the rank first, and once over the ranks. It is the same for `wq`, `wk` and `wv`,
-# where the plan without an entry has four all-reduces in place of two.
+# Each `ColwiseParallel` puts its own $f$ in front of its layer, and each adds up a gradient of $x$. With one entry for
+# the module the two gradients are added on the rank first, and once over the ranks. It is the same for `wq`, `wk` and
+# `wv`, where the plan without an entry has four all-reduces in place of two.
 #
 # ## 5. Break it: a sum, dropout, norms, and two things that are no cut
 #
 # ### A sum that autograd knows
 #
-# $g$ is a sum in forward and nothing in backward. Two collectives look like shorter ways to write it. The *functional* ones,
-# which return a new tensor, have a backward since PyTorch 2.11. The one in place has none. A rank's part counts once in the
-# sum, so its gradient should be 1. **Predict** both on 4 ranks.
+# $g$ is a sum in forward and nothing in backward. Two collectives look like shorter ways to write it. The *functional*
+# ones, which return a new tensor, have a backward since PyTorch 2.11. The one in place has none. A rank's part counts
+# once in the sum, so its gradient should be 1. **Predict** both on 4 ranks.
 
 # %% tags=["prediction"]
 predicted = {"functional": 4.0, "in place": 1.0}
@@ -513,10 +514,10 @@ compare(
 )
 
 # %% [markdown]
-# The backward of a functional sum is a sum, which is right where each rank has a loss of its own. Here all ranks compute the
-# same loss, so four equal gradients are added up: the gradient is too large by the number of ranks, and Adam hides it.
-# The sum in place gives 1 by luck: PyTorch warns that *an autograd kernel was not registered*, and that this use will be
-# removed. Write $g$ as an `autograd.Function`, or use DTensors.
+# The backward of a functional sum is a sum, which is right where each rank has a loss of its own. Here all ranks
+# compute the same loss, so four equal gradients are added up: the gradient is too large by the number of ranks, and
+# Adam hides it. The sum in place gives 1 by luck: PyTorch warns that *an autograd kernel was not registered*, and that
+# this use will be removed. Write $g$ as an `autograd.Function`, or use DTensors.
 #
 # ### Dropout masks: equal here, different there
 #

@@ -249,7 +249,7 @@ def zigzag(rank, ranks):
 # ### 10.2 The tokens of a rank in a zig-zag, of packed documents (1 point)
 #
 # Several documents are often packed into one sequence, one behind the other. No query sees another document, so a
-# zig-zag over all of them would not share the work out evenly: each document has one of its own. Cut each into $2n$ chunks.
+# zig-zag over all of them would not share the work out evenly: each document needs its own. Cut each into $2n$ chunks.
 # Rank $r$ gets the $r$-th from the front and the $r$-th from the back.
 
 

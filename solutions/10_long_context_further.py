@@ -23,8 +23,9 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: shelves inside, cards outside
 #
-# The buildings of a site first share the questions out by subject. Each then has the cards of all of them, but only those
-# of its subjects. From site to site the cards go round as before, and each building sends its subjects to its partner.
+# The buildings of a site first share the questions and cards out by subject. Each then has all questions and cards of
+# its site, but only those of its own subjects. From site to site the cards go round as before: each building sends its
+# cards to the building with the same subjects on the next site.
 #
 # ## 2. The smallest real run: the lesson's two ways
 #
@@ -133,8 +134,9 @@ def ring(q, k, v, layout, group=None):
 # %% [markdown]
 # ## 3. Predict, then measure: a mesh of ring x heads
 #
-# The ranks of a row share the heads out. After that swap a rank has all tokens of its row, of some heads. These go round the
-# ring of its column. So the row has a place in the zig-zag, and its ranks cut the row's tokens once more.
+# The ranks of a row share the heads out. After this swap a rank has all tokens of its row, but only some heads. Their
+# keys and values go round the ring of its column. So a place in the zig-zag belongs to a whole row, whose ranks cut
+# its tokens once more.
 
 
 # %%
@@ -175,8 +177,9 @@ def outcomes(rank, shape, mine_of=tokens_of, difference=check_equal):
 
 
 # %% [markdown]
-# **Predict** what leaves each of 2 x 2 ranks in forward, in multiples of $S$, the bytes of its own keys. By heads, four tensors
-# leave a rank of $u$, but for a $u$-th part. In a ring of $r$, keys and values make $r - 1$ hops.
+# **Predict** what leaves each of 2 x 2 ranks in forward, in multiples of $S$, the bytes of its own keys. For the heads,
+# each of $u$ ranks swaps four tensors, of which a $u$-th part stays with it. In a ring of $r$, keys and values make
+# $r - 1$ hops.
 
 # %% tags=["prediction"]
 u, r = 2, 2
@@ -225,5 +228,5 @@ for name, of_ranks in zip(names, zip(*(differences for differences, _ in wrong))
 #
 # ## 9. Remember
 #
-# 1. By heads and a ring multiply: heads inside a machine, the ring between machines.
-# 2. A row of ranks has one place in the zig-zag, and cuts its tokens once more.
+# 1. Both cuts work at once: by heads inside a machine, and in a ring between machines.
+# 2. A row of ranks has one place in the zig-zag, and its ranks cut the row's tokens once more.

@@ -114,7 +114,7 @@ def best_experts(logits, k):
 # %% [markdown]
 # The language model *Mixtral 8x7B* has 32 layers with 8 experts of 176 million parameters each.
 # Everything else, such as attention and embeddings, has 1.6 billion in all. That makes 32 x 8 x 0.176 + 1.6 = 47
-# billion parameters, not 56 billion as the name says, since only the MLPs exist eight times. A token meets two experts
+# billion parameters, not the 56 that the name suggests, since only the MLPs exist eight times. A token meets two experts
 # in each layer and everything else: 13 billion (Jiang et al. 2024, abstract). With twice as many experts it would still
 # be 13 billion. The price is that tokens have to travel, and that the work is spread unevenly.
 #
@@ -152,10 +152,10 @@ print("pieces of each expert:", load)
 # %% [markdown]
 # ### 11.1 Route, with a bias that balances (1 point)
 #
-# DeepSeek-V3 balances almost without a loss. Each expert has a bias, which is added to its logits when the experts are chosen, and only then. After each step the bias of an expert
-# with too much work is lowered a little, and the others are raised ([DeepSeek-AI
-# 2024](https://arxiv.org/abs/2412.19437), section 2.1.2). The weight of a result does not depend on the bias.
-# (DeepSeek-V3 scores with sigmoids. Take the softmax over the chosen logits, as above.)
+# DeepSeek-V3 balances almost without a loss. Each expert has a bias, which is added to its logits when the experts are
+# chosen, and only then. After each step the bias of an expert with too much work is lowered a little, and the others
+# are raised ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 2.1.2). The weight of a result does not
+# depend on the bias. (DeepSeek-V3 scores with sigmoids. Take the softmax over the chosen logits, as above.)
 
 
 # %% nbgrader={"grade_id": "11.1", "solution": true}
@@ -238,7 +238,7 @@ compare(
 
 # %% [markdown]
 # No gradient pulls at the router for the sake of balance. If each rank counts its own tokens only, every rank ends with
-# a bias of its own, and the same token takes another way on another rank.
+# a bias of its own, and the same token is routed differently on different ranks.
 
 # %% [markdown]
 # ### The balance loss
@@ -458,7 +458,7 @@ def run_experts_of_group(group, experts, pieces, chosen, exchange=Exchange.apply
 
 # %% nbgrader={"grade_id": "11.3", "solution": true}
 class Dispatcher:
-    """The way of this rank's pieces to the E experts of n ranks, and back; rank r has E / n from r E / n on.
+    """Takes this rank's pieces to the E experts of n ranks and back; rank r has experts r E / n to (r + 1) E / n - 1.
 
     Its attribute `load`, int64 (E / n,), tells how many pieces come to each of this rank's experts.
     """
@@ -792,8 +792,8 @@ compare(
 # %% [markdown]
 # ### 11.5 Average the gradients on a grid (3 points)
 #
-# Repair `average_gradients`, for models as they are. Each rank has called backward on the *mean* loss of its own
-# rows, and all have equally many. A parameter of an expert has `experts` among the parts of its name, as in
+# Repair `average_gradients` so that it works for real models. Each rank has called backward on the *mean* loss of its
+# own rows, and all have equally many. A parameter of an expert has `experts` among the parts of its name, as in
 # `blocks.1.feed_forward.experts.3.up.weight`; everything else is the same on every rank. Some parameters are frozen. An
 # expert that nobody chose may have no gradient, here or on another rank.
 
@@ -844,7 +844,7 @@ ch11.links([2, 8, 64])
 plt.show()
 
 # %% [markdown]
-# *A rank hands over the same number of bytes in all three cases. Only where they go differs.*
+# *A rank hands the same number of bytes to the call in all three cases. Only their destinations differ.*
 #
 # So which dimension belongs inside a machine (chapter 7)? Ask who waits. The all-to-all stands in the way four times in
 # each layer, because the next operation needs its result. The sum of the gradients can hide behind backward. So `experts`
@@ -952,8 +952,8 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 #
 # 1. A token meets k of E experts. Parameters grow with E. The work for a token and the bytes that travel do not.
 # 2. A layer makes four exchanges of tokens in a step. The splits come from the router, and backward swaps them.
-# 3. Today no piece is dropped. A bias or a loss balances the load, and counts that of the whole batch: otherwise the
-#    result depends on the number of ranks.
+# 3. Today no piece is dropped. A bias or a loss balances the load. Both count the load of the whole batch: otherwise
+#    the result depends on the number of ranks.
 # 4. An expert's gradient already holds the tokens of its group. Add it up over the copies only. If losses are means,
 #    divide it by the number of *all* ranks. Adam hides a wrong factor.
 # 5. Every rank takes part in every exchange, also with nothing to send. `experts` is the dimension for the fast links.

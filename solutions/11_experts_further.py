@@ -28,8 +28,9 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: a queue with a fixed number of places
 #
-# In front of each specialist there are as many places as parts may wait. A part that comes to a full queue goes past the
-# specialist, unworked. Nobody waits long, all queues have one length, and some parts are not finished.
+# Each specialist has a fixed number of places for parts that wait. A part that finds no place goes past this
+# specialist without being worked on. All queues have the same length, nobody waits long, and some parts are not
+# finished.
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -64,7 +65,7 @@ print("pieces of each expert:", load)
 #
 # $$C = \lceil f \cdot T k / E \rceil$$
 #
-# of the $Tk$ pieces. A token without any of its pieces has only its residual connection.
+# of the $Tk$ pieces. If all pieces of a token are dropped, only its residual connection is left.
 
 
 # %%
@@ -163,11 +164,10 @@ def layer_of_ranks(rank, factor, whole_batch):
     """This rank's tokens through the layer; the queues are those of the whole batch, or its own."""
     torch.manual_seed(1)
     experts = nn.ModuleDict({str(e): FeedForward(W) for e in range(E)}).to(hardware.device())
-    mine = [
+    tokens, *chosen = [
         part.chunk(dist.get_world_size())[rank].to(hardware.device())
-        for part in (x, *(choices, weights))
+        for part in (x, choices, weights)
     ]
-    tokens, chosen = mine[0], mine[1:]
     all_choices, before = chosen[0], 0
     if whole_batch:
         of_ranks = [torch.empty_like(chosen[0]) for _ in range(dist.get_world_size())]
@@ -188,7 +188,7 @@ print("queues of the whole batch, largest difference:", check_equal(whole, [toge
 #
 # ## 5. Break it: each rank counts its own queue
 #
-# This is what many systems did to save a call. It is no error there, but no longer the result of one process.
+# Many systems did this to save a call. It raises no error, but the result is no longer that of one process.
 
 # %%
 own = torch.cat(launch(layer_of_ranks, 4, 1.0, False))

@@ -40,7 +40,7 @@ ch13.way()
 plt.show()
 
 # %% [markdown]
-# *The same file runs at each stop. Only the last stop is a plan.*
+# *The same file runs at each stop but the last, which is a plan.*
 #
 # | the customer asks | in PyTorch |
 # |---|---|
@@ -488,8 +488,8 @@ for times in (2, 3):
     print(f"used {times} times: {(uses == times).sum().item()} samples")
 
 # %% [markdown]
-# The second life does seven steps again. With a checkpoint of the model alone that would be an error: parameters that
-# have seen some samples three times, and others twice.
+# The second life does seven steps again. If a checkpoint held the model but not the place in the data, its parameters
+# would have seen some samples three times, and others twice.
 
 # %% [markdown]
 # ### 13.2 A loop that loses nothing (4 points)
@@ -592,7 +592,7 @@ explore.Explorer(ch13.budget, ranks=(2, 16, 4), width=(12, 120, 36))
 # block by block. Calculated, not measured; activations come on top.*
 
 # %% [markdown]
-# ## 8. On a cluster: your script goes its way
+# ## 8. On a cluster: your script loses a node
 #
 # What follows runs your script as soon as it has passed 13.4, and the course's own until then. First it runs in one
 # process, which gives the parameters to compare with. Then it runs under `torchrun` on four ranks of this machine. To
@@ -766,12 +766,12 @@ print(f"{best.time.seconds:.1f} s a step, by the model of chapter 12")
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. One process is the measure. Whatever is split has to give its parameters.
+# 1. Compare with one process: whatever you split, training has to end with its parameters.
 # 2. The memory that counts is the peak over the whole life of a script: its start, each step, each resume, and its last
 #    line.
 # 3. Sharding divides model states. Activations follow a rank's share of the batch, which grows when ranks are lost.
 # 4. A gradient that has not been reduced is whole, and a parameter that is gathered is whole on every rank.
-# 5. A row counts as a row of the global batch, whatever share or micro-batch it comes in.
+# 5. Every row has the same weight in the global batch, whatever share or micro-batch it comes in.
 #
 # **Sources**
 #

@@ -60,7 +60,7 @@ def stacked(stacks: dict[str, list[float]], layers: list[str]) -> Figure:
             if size > 0.05 * widest:
                 _word(ax, start + size / 2, y, layer)
             else:  # there is no room for it in the bar
-                _word(ax, start, y + 0.45, layer, ha="left")
+                _word(ax, start + 0.005 * widest, y + 0.45, layer, ha="left")
         left = [a + b for a, b in zip(left, sizes)]
     ax.set_ylim(len(stacks) - 0.3, -0.5)
     ax.set_xlabel("bytes on each rank")

@@ -166,7 +166,7 @@ def explored(layout: str, ranks: int, tokens: int) -> Figure:
     axes["mask"].set_title(f"{layout.capitalize()}: ranks compute\n{busy:.0%} of the time")
     sent, scores = zip(*costs(whole, 32, 128, ranks).values(), strict=True)
     _bars(axes["sent"], sent, ranks, plots.COLORS["communication"])
-    axes["sent"].set_title(f"{whole:,} tokens:\neach rank sends, in forward")
+    axes["sent"].set_title(f"{ranks} x {whole // ranks:,} tokens:\neach rank sends, in forward")
     _bars(axes["scores"], scores, ranks, plots.COLORS["activations"])
     axes["scores"].set_title("and the scores that it holds at once")
     return figure

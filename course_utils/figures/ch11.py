@@ -105,5 +105,5 @@ def links(groups: Sequence[int]) -> Figure:
     ax.set_yticks(range(len(groups)), [f"{ranks} ranks" for ranks in groups])
     ax.set(xlabel="share of a rank's pieces", xlim=(0, 1), ylim=(len(groups) - 0.5, -0.5))
     plots.legend(figure, {name: Patch(**look) for name, look in LINKS.items()})
-    ax.set_title("Beyond one machine, almost every piece takes the slow links")
+    ax.set_title("Across 8 machines, seven of eight pieces take the slow links")
     return figure

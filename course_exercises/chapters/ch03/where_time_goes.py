@@ -31,6 +31,10 @@ where_time_goes = Exercise(
         "gaps-counted": "You count from the first begin to the last end, with the gaps between spans. Leave the gaps out.",
         "beyond-the-step": "You count seconds before the step begins, or after it ends. Cut a span that reaches beyond "
         "the step, and leave out one that lies outside.",
+        "edges-left-out": "You leave out spans that reach beyond the step. Their part inside of it counts: cut them.",
+        "compute-without-hidden": "You count as compute only what has no communication beside it. Compute is all that the rank "
+        "computes; hidden seconds are a part of it.",
+        "shares": "Return seconds, not shares of the step.",
         "all-exposed": "You count all communication as exposed. Exposed is what no computing hides: leave out the "
         "seconds in which the rank computes.",
         "all-hidden": "You count all communication as hidden. Only the seconds in which the rank also computes are hidden.",
@@ -65,6 +69,11 @@ def _parts(step: tuple[int, int], computing: Spans, communicating: Spans) -> dic
     return {name: count * TICK for name, count in ticks.items()}
 
 
+def _whole(spans: Spans, step: tuple[int, int]) -> Spans:
+    """Those that do not reach beyond the step."""
+    return [(begin, end) for begin, end in spans if step[0] <= begin and end <= step[1]]
+
+
 def _with_gaps(spans: Spans) -> float:
     return (max(end for _, end in spans) - min(begin for begin, _ in spans)) * TICK if spans else 0
 
@@ -79,9 +88,19 @@ def _mistakes(step, computing: Spans, communicating: Spans) -> dict[str, dict[st
     uncut = _parts((-(10**3), 10**3), computing, communicating)
     both = right["hidden"] + right["exposed"]
     twice = [len(_covered(spans, step)) * TICK for spans in (computing, communicating)]
+    computes = set(_covered(computing, step))
+    hidden = sum(tick in computes for tick in _covered(communicating, step)) * TICK
+    inside = _parts(step, *(_whole(spans, step) for spans in (computing, communicating)))
     given = {
         "beyond-the-step": {name: uncut[name] for name in ("compute", "hidden", "exposed")},
-        "counted-twice": {"compute": twice[0], "exposed": right["exposed"] + twice[1] - both},
+        "counted-twice": {
+            "compute": twice[0],
+            "hidden": hidden,
+            "exposed": right["exposed"] + twice[1] - both,
+        },
+        "edges-left-out": {name: inside[name] for name in ("compute", "exposed")},
+        "compute-without-hidden": {"compute": right["compute"] - right["hidden"]},
+        "shares": {name: right[name] / (step[1] - step[0]) / TICK for name in ("compute", "idle")},
         "gaps-counted": {"compute": _with_gaps(computing)},
         "all-exposed": {"exposed": both},
         "all-hidden": {"hidden": both},
@@ -148,7 +167,8 @@ def operators_inside_of_operators(answer, draw):
 def all_reduces_under_way_together(answer, draw):
     def overlap(step, computing, communicating):
         [(begin, end)] = communicating
-        return step, computing, [(begin, end), (end - 1, end + draw.integer(1, 3))]
+        others = (begin, begin + 1), (end - 1, end + draw.integer(1, 3))  # hidden, and exposed
+        return step, computing, [(begin, end), *others]
 
     _check(answer, *_drawn(draw, overlap))
 
@@ -177,7 +197,9 @@ def spans_in_any_order(answer, draw):
         _check(answer, *_drawn(draw, mix))
 
 
-@where_time_goes.requires("a list without a span", failures={"exception": "no-spans"})
+@where_time_goes.requires(
+    "a list without a span", failures={"exception": "no-spans"}, needs_earlier=True
+)
 def a_list_without_a_span(answer, draw):
     step, computing, communicating = _drawn(draw)
     for lists in ((computing, []), ([], communicating), ([], [])):

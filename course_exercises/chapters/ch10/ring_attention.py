@@ -58,8 +58,8 @@ ring = Exercise(
         "are missing, after one more your own are with you again.",
         "wrong-mask": "Your mask is not that of the sequence. On its own keys a rank needs a triangle of tokens: a query sees the tokens "
         "before it and itself. Of another rank's keys a query sees a chunk whole or not at all: no triangle there.",
-        "wrong-case": "You take one rank's keys for those of another, or one case for the other. Pass keys on to rank + 1; after h hops "
-        "you have those of rank - h. As long as h <= rank it stands before you, and all your queries see its first chunk; "
+        "wrong-case": "You take one rank's keys for those of another, one case for the other, or other pairs of chunks than a case has. "
+        "Pass keys on to rank + 1; after h hops you have those of rank - h. As long as h <= rank it stands before you, and all your queries see its first chunk; "
         "else your second chunk sees both of its chunks, and your first one none.",
         "keys-and-values-parted": "Of keys and values only one travels: after a hop a rank weighs the values of one rank by "
         "the keys of another. Pass both on.",
@@ -147,6 +147,7 @@ def _other_hops(task: Ring) -> Iterator[list[Tensor]]:
 def _badly_merged(task: Ring) -> Iterator[list[Tensor]]:
     ways = [
         lambda one, other: ((one[0] + other[0]) / 2, torch.logaddexp(one[1], other[1])),
+        lambda one, other: ((one[0] + other[0]) / 2, one[1]),
         lambda one, other: (one[0] + other[0], one[1]),
         lambda one, other: other,
         lambda one, other: (merged(*one, *other)[0], one[1]),

@@ -241,6 +241,8 @@ def wrong_cases(task: Ring) -> list[Sees]:
         lambda r, s: triangle if r == s else sees(r, (2 * r - s) % n),  # the other way round
         *(only(before=True, mask=mask) for mask in (late_rows, ~late_rows)),
         *(only(before=False, mask=mask) for mask in (late_columns, ~late_columns)),
+        lambda r, s: every if s < r else sees(r, s),  # both chunks of a rank before, and after
+        lambda r, s: every if s > r else sees(r, s),
     ]
 
 

@@ -37,8 +37,8 @@ averaging = Exercise(
     ],
     things="gradients",
     misconceptions={
-        "other-divisor": "Your experts' gradients, or all of them, are divided by another number than that of all ranks, or not at "
-        "all. Each is a mean of all ranks' means: also an expert's gradient has the tokens of all ranks in it, however few "
+        "other-divisor": "Your gradients, or those of the experts or of the rest, are divided by another number than that of all "
+        "ranks, or not at all. Each is a mean of all ranks' means: also an expert's gradient has the tokens of all ranks in it, however few "
         "copies it was added up over.",
         "experts-over-others": "You add up the experts' gradients over too few ranks, or over other experts too. The same expert is on the "
         "ranks of `data`; those of an experts' group have *different* experts under other names. (`experts` may be the first "
@@ -199,8 +199,7 @@ def _mistakes(grid: _Grid) -> dict:
     return {
         "unchanged": one_of(((alone, 1), (alone, 1))),
         "other-divisor": one_of(
-            *(((copies, d), mean) for d in (1, data, experts, n * experts)),
-            ((copies, 1), (everybody, 1)),
+            *(((copies, d), (everybody, e)) for d in (*numbers, n * experts) for e in numbers)
         ),
         "experts-over-others": one_of(
             *(((over, d), mean) for over in (everybody, group, alone) for d in numbers)

@@ -57,6 +57,8 @@ balancing = Exercise(
         "probabilities, once.",
         "too-many-numbers": "You hand over more than E + 1 numbers. What the others need are counts.",
         "empty-rank": "Your function fails where a rank has no tokens. It takes part in the call all the same: its counts are zeros, and it contributes 0.",
+        "fewer-experts": "The calls of the ranks do not fit each other. Each rank tells a count for each of the E experts, also for "
+        "those that its own tokens did not choose: `bincount` needs `minlength`, and `one_hot` the number of classes.",
         "unequal": "Your parts are right where all ranks have equally many tokens, and wrong where they do not. f and the number "
         "of tokens are those of the whole batch: add counts up, and no shares.",
     },
@@ -103,6 +105,7 @@ class _Batch:
 def _batch(draw, sizes: list[int]) -> _Batch:
     experts, k = draw.integer(4, 6), 5 - len(sizes)  # unlike the ranks, so that factors tell apart
     taste = [draw.tensor(experts) for _ in sizes]  # the ranks have different favourites
+    taste[0][-1], taste[1][-1] = -9, 2  # nobody on rank 0 chooses the last expert
     logits = [draw.tensor(n, experts) + t for n, t in zip(sizes, taste, strict=True)]
     return _Batch(logits, [each.topk(k).indices for each in logits])
 
@@ -169,6 +172,8 @@ def _mistakes(batch: _Batch, right: list[Tensor]) -> dict:
                 lambda logits: logits,
                 lambda logits: logits.softmax(0),
                 _among_the_chosen(choices.shape[1]),
+                _counts_of_the_chosen(1),
+                _counts_of_the_chosen(choices.shape[1]),
             )
         ),
     }
@@ -184,6 +189,11 @@ def _among_the_chosen(k: int) -> Callable[[Tensor], Tensor]:
     return probabilities
 
 
+def _counts_of_the_chosen(k: int) -> Callable[[Tensor], Tensor]:
+    """1 / k for each of the k best experts."""
+    return lambda logits: torch.zeros_like(logits).scatter(1, logits.topk(k).indices, 1 / k)
+
+
 def _gradient(batch: _Batch, rank: int) -> Tensor:
     logits = batch.logits[rank].clone().requires_grad_()
     changed = _Batch([*batch.logits[:rank], logits, *batch.logits[rank + 1 :]], batch.choices)
@@ -191,7 +201,7 @@ def _gradient(batch: _Batch, rank: int) -> Tensor:
     return gradient
 
 
-@balancing.requires("the parts of two or three ranks")
+@balancing.requires("the parts of two or three ranks", failures={"mismatch": "fewer-experts"})
 def the_parts_of_two_or_three_ranks(answer, draw):
     _check_balance(answer, _batch(draw, [draw.integer(5, 8)] * draw.choice([2, 3])))
 

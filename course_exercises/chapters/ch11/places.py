@@ -61,8 +61,14 @@ queueing = Exercise(
         "too-many-numbers": "You hand over more than one number for each expert. The other ranks need only your counts.",
         "empty-rank": "Your function fails where a rank has no tokens. It takes part in every call, and its counts are zeros: "
         "the others wait for them.",
+        "fewer-experts": "The calls of the ranks do not fit each other. Each rank tells a number for each of the E experts, also "
+        "for those that its own tokens did not choose: `bincount` needs `minlength`, and `one_hot` the number of classes.",
     },
-    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+    failures={
+        "timeout": "not-every-rank",
+        "mismatch": "fewer-experts",
+        "invalid tensor size": "fewer-experts",
+    },
 )
 
 
@@ -155,8 +161,9 @@ def _by_expert(places: list[Tensor], parts: list[Tensor]) -> list[tuple[int, int
 
 @queueing.requires("two ranks, with room for all")
 def two_ranks_with_room_for_all(answer, draw):
-    experts, tokens = draw.integer(3, 4), draw.integer(6, 8)
-    parts = [_choices(draw, tokens, experts, 2) for _ in range(2)]
+    experts, tokens = draw.integer(4, 5), draw.integer(6, 8)
+    parts = [_choices(draw, tokens, experts - 1, 2)]  # nobody on rank 0 chooses the last expert
+    parts.append(experts - 1 - _choices(draw, tokens, experts, 2))
     _check_places(answer, parts, torch.full((experts,), 100))
 
 

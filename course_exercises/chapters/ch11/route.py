@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from course_exercises.authoring import Exercise, Wrong, expect, expect_type, same
+from course_exercises.authoring import Exercise, Wrong, any_of, expect, expect_type, same
 from course_exercises.chapters.ch11.shared import blaming
 
 routing = Exercise(
@@ -32,6 +32,8 @@ routing = Exercise(
         "much to do to another: choose by `logits + bias`.",
         "not-largest-first": "You have the right experts of each token in another order, or those with the smallest sums. "
         "The expert with the largest logit + bias comes first.",
+        "other-sums": "You choose by other sums. Add the bias to the logits themselves, with its sign as it is, and not to their "
+        "softmax or sigmoids.",
         "bias-in-weights": "The bias is in your weights. It decides who is chosen and nothing else, so that balancing the "
         "experts does not change how much their results count: take the weights from the logits alone.",
         "other-order": "Your weights stand in another order than the experts that they belong to.",
@@ -57,6 +59,12 @@ def _check_route(answer, logits: Tensor, bias: Tensor, k: int) -> None:
         "not-largest-first": lambda got: (
             same(got.sort(1).values, right.sort(1).values)
             or same(got, by.topk(k, largest=False).indices)
+        ),
+        "other-sums": any_of(
+            *(
+                sums.topk(k).indices
+                for sums in (logits.softmax(1) + bias, logits.sigmoid() + bias, logits - bias)
+            )
         ),
     }
     expect(choices, right, what="the choices", likely=likely)

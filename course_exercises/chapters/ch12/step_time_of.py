@@ -111,6 +111,7 @@ def _slips_of_time(step: Step) -> dict[str, list[float]]:
         ],
         "other-payload": [
             step.seconds(factor=lambda n, passes: passes),
+            step.seconds(factor=lambda n, passes: passes, latency=lambda n, passes: passes * n),
             step.seconds(factor=one_pass),
             step.seconds(factor=one_pass, latency=latencies[2]),
             step.seconds(count=lambda call: 1),

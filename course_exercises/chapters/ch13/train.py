@@ -43,9 +43,9 @@ loop = Exercise(
     ],
     misconceptions={
         "other-batch": "A step gets other rows than the next `batch` of the epoch with their labels. Hand the same global batch to "
-        "`training.step` on every rank: sharing it out is the training's business.",
-        "not-each-once": "An epoch does not have each row once. Let its last step take what is left over, however few rows, and fill "
-        "nothing up.",
+        "`training.step` on every rank: all draw it with the same seed, and sharing it out is the training's business.",
+        "not-each-once": "An epoch does not have each row once. Draw one order for all its steps, let the last one take what is left over, "
+        "however few rows, and fill nothing up.",
         "same-order": "The rows come in their own order, or in the same one in every epoch. Shuffle them with a generator that has "
         "the epoch's number as its seed.",
         "other-steps": "Another number of steps is made than asked. `steps` counts those of all lives together, so a life begins where the "

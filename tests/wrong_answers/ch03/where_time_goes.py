@@ -68,6 +68,32 @@ def merges_computing_only(step, computing, communicating):
     return _parts(step, _merged(_cut(computing, step)), _cut(communicating, step))
 
 
+@wrong("3.8", names="counted-twice")
+def hides_overlapping_calls_twice(step, computing, communicating):
+    cut = [_cut(spans, step) for spans in (computing, communicating)]
+    parts, hidden = _parts(step, *map(_merged, cut)), _beside(_merged(cut[0]), cut[1])
+    return parts | {"hidden": hidden, "exposed": parts["hidden"] + parts["exposed"] - hidden}
+
+
+@wrong("3.8", names="edges-left-out")
+def takes_spans_inside_the_step_only(step, computing, communicating):
+    lists = (computing, communicating)
+    inside = [[s for s in spans if step[0] <= s[0] and s[1] <= step[1]] for spans in lists]
+    return merges_and_intersects(step, *inside)
+
+
+@wrong("3.8", names="compute-without-hidden")
+def takes_the_four_for_parts_of_the_step(step, computing, communicating):
+    parts = merges_and_intersects(step, computing, communicating)
+    return parts | {"compute": parts["compute"] - parts["hidden"]}
+
+
+@wrong("3.8", names="shares")
+def divides_by_the_step(step, computing, communicating):
+    parts = merges_and_intersects(step, computing, communicating)
+    return {name: seconds / (step[1] - step[0]) for name, seconds in parts.items()}
+
+
 @wrong("3.8", names="gaps-counted")
 def takes_the_whole_stretch(step, computing, communicating):
     def stretch(spans):

@@ -176,6 +176,17 @@ class MasksWhatIsCutOut(RingOf):
 
 @wrong("10.3", names="wrong-case")
 @function
+class SeesAllOfEarlierRanks(RingOf):
+    """Takes a rank before it for one whose tokens all lie before its own."""
+
+    def merge_in(self, result, q, k, v, earlier, *where):
+        if earlier:
+            return merged(result, attend(q, k, v))
+        return super().merge_in(result, q, k, v, earlier, *where)
+
+
+@wrong("10.3", names="wrong-case")
+@function
 class PassesThemBack(RingOf):
     """And takes them for those of rank - hop all the same."""
 
@@ -203,6 +214,13 @@ class ForgetsTheScale(RingOf):
 class AveragesParts(RingOf):
     def merge(self, one, other):
         return (one[0] + other[0]) / 2, torch.logaddexp(one[1], other[1])
+
+
+@wrong("10.3", names="not-merged")
+@function
+class AveragesOutputs(RingOf):
+    def merge(self, one, other):
+        return (one[0] + other[0]) / 2, one[1]
 
 
 @wrong("10.3", names="not-a-number")

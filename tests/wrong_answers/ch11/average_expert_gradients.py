@@ -120,3 +120,11 @@ def does_not_wait_for_the_sums(model, mesh):
             group = mesh.get_group("data") if _is_expert(name) else None
             dist.all_reduce(p.grad, group=group, async_op=True)
             p.grad /= mesh.size()
+
+
+@wrong("11.5", names="other-divisor")
+def divides_everything_by_the_copies(model, mesh):
+    """Two ranks' terms came by dispatch already, so only the copies seem to be left to divide by."""
+    _average(
+        model, mesh, (mesh.get_group("data"), mesh["data"].size()), (None, mesh["data"].size())
+    )

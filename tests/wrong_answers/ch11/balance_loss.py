@@ -123,3 +123,18 @@ def reduces_the_probabilities(logits, choices):
     """The value is right: what this rank adds to the sum of all, with the gradient twice."""
     part = reduces_counts_as_floats(logits, choices)
     return 2 * part - part.detach()
+
+
+@wrong("11.4", names="other-p")
+def counts_in_place_of_probabilities(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    p = one_hot(choices[:, 0], logits.shape[1]).float().sum(0) * choices.shape[1] / pieces
+    return logits.shape[1] * (counts / pieces * p).sum()
+
+
+@wrong("11.4", names="fewer-experts")
+def counts_up_to_the_last_that_is_chosen(logits, choices):
+    counts = choices.flatten().bincount()
+    dist.all_reduce(counts)
+    p = logits.softmax(1).sum(0) * choices.shape[1] / counts.sum()
+    return logits.shape[1] * (counts / counts.sum() * p).sum()

@@ -129,3 +129,17 @@ def does_not_wait_for_the_counts(choices, capacity):
     start = torch.stack(counts)[: dist.get_rank()].sum(0)
     place = (start + marks.cumsum(0) - marks).gather(1, chosen[:, None]).flatten()
     return place.where(place < capacity[chosen], -1).view_as(choices)
+
+
+@wrong("11.2", names="fewer-experts")
+def marks_up_to_the_last_that_is_chosen(choices, capacity):
+    counts = [torch.zeros_like(capacity) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, one_hot(choices.flatten()).sum(0))
+    return _places(choices, capacity, _earlier)
+
+
+@wrong("11.2", names="fewer-experts")
+def counts_up_to_the_last_that_is_chosen(choices, capacity):
+    counts = choices.flatten().bincount()
+    dist.all_gather([torch.zeros_like(counts) for _ in range(dist.get_world_size())], counts)
+    return _places(choices, capacity, _earlier)

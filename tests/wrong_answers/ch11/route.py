@@ -118,3 +118,15 @@ def stacks_tokens(logits, bias, k):
     best = [(row + bias).topk(k).indices for row in logits]
     weights = [row[chosen].softmax(0) for row, chosen in zip(logits, best)]
     return torch.stack(best), torch.stack(weights)
+
+
+@wrong("11.1", names="other-sums")
+def adds_the_bias_to_probabilities(logits, bias, k):
+    """As the paper adds it to its scores, which are sigmoids."""
+    choices = (logits.softmax(1) + bias).topk(k).indices
+    return choices, logits.gather(1, choices).softmax(1)
+
+
+@wrong("11.1", names="other-sums")
+def subtracts_the_bias(logits, bias, k):
+    return masks_with_minus_infinity(logits, -bias, k)

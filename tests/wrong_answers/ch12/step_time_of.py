@@ -134,6 +134,12 @@ def takes_an_all_reduce_for_one_pass(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, piece=lambda n, k: (n - 1) / n)
 
 
+@wrong("12.3", names="other-payload")
+def makes_a_round_too_many(kernels, calls, layout, bubble, hardware):
+    rounds = {"rounds": lambda n, k: k * n, "piece": lambda n, k: k}
+    return _time(kernels, calls, layout, bubble, hardware, **rounds)
+
+
 @wrong("12.3", names="other-link")
 def looks_at_the_size(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, reach=getattr)
