@@ -191,6 +191,7 @@ class _Job:
 
     def _outcome(self):
         """What the judge has written; else what happened to the worker."""
+        outcome = {}
         if not self.lost and not self._report["broken"]:
             outcome = json.loads(self._report["outcome"] or '{"error": "its judge has ended"}')
             if "gone" not in outcome:
@@ -198,9 +199,9 @@ class _Job:
             if outcome["gone"] == "forged":
                 self._report["broken"] = "connection"
         title = f"{self._task.exercise.id} {self._task.exercise.name}"
-        return {"status": "stopped", "feedback": f"{title}: {self._what_happened()}"}
+        return {"status": "stopped", "feedback": f"{title}: {self._what_happened(outcome)}"}
 
-    def _what_happened(self):
+    def _what_happened(self, outcome):
         broken = "keeper" if self.lost else self._report["broken"]
         if broken:
             return {
@@ -213,7 +214,7 @@ class _Job:
                 "parent": "the code killed the process that had started it.",
                 "keeper": "the code killed the process that watched over it.",
             }[broken]
-        code = os.waitstatus_to_exitcode(self._report["status"])
+        code = os.waitstatus_to_exitcode(outcome.get("status", self._report["status"]))
         if code < 0:
             return f"its process was killed by {signal_name(-code)} during the check."
         if code == worker.BROKEN:

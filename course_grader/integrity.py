@@ -1,74 +1,79 @@
-"""Notices a submission that changes what its check is made of.
+"""Notices code that has changed what its check is made of.
 
-A requirement that runs at home (authoring/framework.py says which) shares a process with the answer,
-so an answer can replace functions there. That changes no other submission's marks, and here it is
-seen. Who reads this can get around it: an answer that nobody trusts is read by a person.
+A requirement that runs at home (authoring/framework.py says which) shares a process with the answer, which can replace
+functions of Python, of PyTorch and of the course there. That changes no other submission's marks, and is seen.
 """
+
+import builtins
+
+__builtins__ = dict(vars(builtins))  # nobody replaces these in what follows
 
 import sys
 import types
+from collections.abc import Mapping
 
 import course_utils
 from course_utils.comm import private
 
 _WATCHED = (
     "builtins",
+    "contextlib",
     "math",
     "torch",
     "torch.distributed",
     "torch.distributed.distributed_c10d",
     "torch.nn.functional",
 )
-_Snapshot = dict[str, tuple[object, object]]
+_OF_A_BLOCK = "__enter__", "__exit__"
+# A holder, its members, a name, what it means.
+_Snapshot = list[tuple[str, Mapping, object, object]]
 
 
 def snapshot() -> _Snapshot:
-    """The functions and classes of Python, of the course and of PyTorch as they are now, by their
-    names."""
-    found: _Snapshot = {}
+    """The functions and classes of Python, of the course and of PyTorch as they are now."""
+    found: _Snapshot = []
     for name, module in list(sys.modules.items()):
-        if course_utils.is_of_the_course(name) or name in _WATCHED:
+        own = course_utils.is_of_the_course(name)
+        if own or name in _WATCHED:
             _note(found, name, vars(module))
-    methods: dict[str, object] = {}
-    for base in reversed(sys.modules["torch"].Tensor.__mro__):
-        methods.update(vars(base))  # many are inherited, and could be overridden
-    _note(found, "torch.Tensor", methods)
-    impls = private.replaced.value  # where operators get other kernels
-    kernels = frozenset(k for k in impls if k.startswith("aten/") and "Meta" not in k)
-    found["torch.library"] = (kernels, None)
-    return found
+        if name.startswith("course_exercises.authoring"):  # no name of Python's may be taken over
+            found += [(name, vars(module), key, vars(module).get(key)) for key in vars(builtins)]
+    bases = [vars(base) for base in sys.modules["torch"].Tensor.__mro__]
+    for key in {key for base in bases for key in base}:  # those that are inherited, too
+        found += [("torch.Tensor", base, key, base.get(key)) for base in bases]
+    return [("torch.library", {}, None, _kernels()), *found]
 
 
-def changed(before: _Snapshot) -> list[str]:
-    """The names that mean something else now."""
-    now = snapshot()
-    return sorted(name for name in before if now.get(name) != before[name])
+def changed(before: _Snapshot) -> str:
+    """The first name that means something else now, or "". What is watched is not asked for help."""
+    (operators, _, _, kernels), *entries = before
+    for holder, members, key, value in entries:
+        if members.get(key) is not value:
+            return f"{holder}.{key}"
+    return operators if _kernels() != kernels else ""
 
 
-def names_of(function: types.FunctionType) -> dict[str, tuple[object, object]]:
-    """The functions and classes that a function finds by their names: it came here by itself, with a
-    copy of its module's names."""
-    named = function.__globals__.items()
-    return {key: (value, _inside(value)) for key, value in named if callable(value)}
+def functions_of(before: _Snapshot) -> set[int]:
+    """The ids of the functions, parts of which could be replaced."""
+    return {id(value) for *_, value in before if type(value) is types.FunctionType}
 
 
-def replaced(function: types.FunctionType, before: dict[str, tuple[object, object]]) -> list[str]:
-    """Those of the names that mean something else now."""
-    now = names_of(function)
-    return sorted(key for key in before if now.get(key) != before[key])
+def _kernels():
+    """Where operators get other kernels."""
+    impls = private.replaced.value
+    return {k for k in impls if k.startswith("aten/") and "Meta" not in k}
 
 
 def _note(found, holder, members):
     for key, value in list(members.items()):
         if callable(value):
-            found[f"{holder}.{key}"] = (value, _inside(value))
+            found.append((holder, members, key, value))
+        # by type(), because PyTorch has objects that warn when they are asked for anything else
+        if type(value) is types.FunctionType and value.__kwdefaults__:
+            defaults = value.__kwdefaults__
+            found += [(f"{holder}.{key}", defaults, name, defaults[name]) for name in defaults]
         if type(value) is type and course_utils.is_of_the_course(value.__module__):
             _note(found, f"{holder}.{key}", vars(value))
-
-
-def _inside(value):
-    """What can be replaced in a function that stays the same object."""
-    # by type(), because PyTorch has objects that warn when they are asked for anything else
-    if type(value) is not types.FunctionType:
-        return None
-    return value.__code__, value.__defaults__, dict(value.__kwdefaults__ or {})
+        elif issubclass(type(value), type):  # a block of one may swallow what is raised in it
+            own = vars(value)
+            found += [(f"{holder}.{key}", own, name, own.get(name)) for name in _OF_A_BLOCK]

@@ -12,8 +12,8 @@ import json
 import math
 import operator
 import os
+import pickle
 import re
-import secrets
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from course_exercises.authoring.failures import Elsewhere, Failure
 from course_exercises.authoring.framework import Absent, Ended, Exercise, Outcome, judge
 from course_exercises.checks import catalogue
 from course_exercises.checks.learner import render
-from course_grader import isolation
+from course_grader import home, isolation
 from course_grader.plain import Reader
 from course_utils.launch import RankFailure
 
@@ -46,11 +46,20 @@ class Gone(Ended):
     """The worker has ended."""
 
 
+class Left(Ended):
+    """Code of the submission has ended the process that it was lent."""
+
+    def __init__(self, status: int):
+        self.status = status
+
+
 class Forged(Ended):
     """The worker says what no worker says."""
 
 
-def main(exercise_id: str, variant: int, worker: Connection, outcome: int) -> NoReturn:
+def main(
+    exercise_id: str, variant: int, worker: Connection, lodging: Connection, outcome: int
+) -> NoReturn:
     """The whole life of a judge: reads the variant, and writes the outcome of an exercise."""
     code = 1
     try:
@@ -60,9 +69,11 @@ def main(exercise_id: str, variant: int, worker: Connection, outcome: int) -> No
         exercise = catalogue.find(exercise_id)
         hand_over_whole()
         try:
-            result = _result(exercise, _Line(worker), seed)
+            result = _result(exercise, _Line(worker, lodging), seed)
         except Gone:
             result = {"gone": "ended"}
+        except Left as left:
+            result = {"gone": "left", "status": left.status}
         except Forged:
             result = {"gone": "forged"}
         except Exception as error:  # noqa: BLE001 - nothing of a submission ran here
@@ -96,7 +107,8 @@ def _result(exercise: Exercise, line: "_Line", seed: str) -> dict:
     try:
         outcome = judge(exercise, answer, seed)
     except _Changed as change:
-        return {"status": "stopped", "feedback": f"{title}: {change}"}
+        said = f"the code changes what the check is made of: {_text(change)}."
+        return {"status": "stopped", "feedback": f"{title}: {said}"}
     feedback = render(outcome)
     if outcome.status in ("passed", "not attempted"):
         again = {"again": False}
@@ -133,10 +145,13 @@ class _Changed(Ended):
 
 
 class _Line:
-    """The connection to the worker."""
+    """The connections to the worker, and to its home (home.py)."""
 
-    def __init__(self, worker: Connection):
-        self._worker = worker
+    def __init__(self, worker: Connection, lodging: Connection):
+        self._worker, self._home = worker, lodging
+        self._connection = worker  # the one that is asked
+        self.said: list[str] = []  # of what was printed at home
+        self.met = False  # whether the last requirement there was met
 
     def read(self) -> dict:
         """The next message, of plain values."""
@@ -145,10 +160,30 @@ class _Line:
     def ask(self, kind: str, *rest: Any, arguments: Any = ()) -> Any:
         """Sends a request; returns or raises what comes of it there. `arguments` become what the
         call has made of them."""
-        deadline = framework.deadline()
-        left = deadline.left if deadline else 60.0
+        message = _pickled((kind, _seconds_left(), *rest, arguments))
+        return self._exchange(self._worker, message, arguments)
+
+    def lodge(self, kind: str, *request: Any) -> Any:
+        """Has a requirement or a launch done in a process of its own, in which nothing of the submission has run
+        before. What the request refers to is fetched from the worker."""
+        inner, numbers = _pickled_with_numbers(request)
+        match self.ask("pack", kind, numbers):
+            case str(changed):
+                raise _Changed(changed)
+            case (list(packed), tuple(around)):
+                packed = dict(zip(numbers, packed, strict=False))
+            case _:
+                raise Forged
         try:
-            self._worker.send_bytes(_pickled((kind, left, *rest, arguments)))
+            message = pickle.dumps((kind, _seconds_left(), packed, around, inner))
+        except Exception:  # noqa: BLE001 - it is to be plain data
+            raise Forged from None
+        return self._exchange(self._home, message)
+
+    def _exchange(self, connection, message, arguments=()):
+        deadline, self._connection = framework.deadline(), connection
+        try:
+            connection.send_bytes(message)
         except (OSError, EOFError):
             raise Gone from None
         if deadline:
@@ -161,9 +196,10 @@ class _Line:
             spent = reply.get("spent")
             deadline.spend(spent if type(spent) is float and math.isfinite(spent) else 0.0)
         if "changed" in reply:
-            raise _Changed(
-                f"the code changes what the check is made of: {_text(reply['changed'])}."
-            )
+            raise _Changed(reply["changed"])
+        if "left" in reply:
+            raise Left(int(reply["left"]))
+        self.said += _lines(reply.get("said"))
         if "raised" in reply:
             raise self._raised(reply["raised"])
         return value
@@ -180,7 +216,10 @@ class _Line:
 
     def _read(self, handle):
         try:
-            reader = Reader(self._worker.recv_bytes(_LONGEST_MESSAGE), handle)
+            said = self._connection.recv_bytes(_LONGEST_MESSAGE)
+            if self._connection is self._home:
+                self.met, said = said[:1] == home.MET, said[1:]
+            reader = Reader(said, handle)
             about, *values = reader.trees
             reply = reader.value(about)
         except ValueError:
@@ -206,8 +245,14 @@ class _Line:
 
 
 class _Pickler(cloudpickle.CloudPickler):
+    numbers: set[int] | None = None  # of the handles that it meets
+
     def persistent_id(self, obj):
-        return obj._number if isinstance(obj, _Handle) else None
+        if not isinstance(obj, _Handle):
+            return None
+        if self.numbers is not None:
+            self.numbers.add(obj._number)
+        return obj._number
 
     def reducer_override(self, obj):
         if type(obj) is type(torch.ops.aten):  # which a check may keep as a constant
@@ -219,6 +264,19 @@ def _pickled(value):
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(value)
     return file.getvalue()
+
+
+def _pickled_with_numbers(value):
+    file = io.BytesIO()
+    pickler = _Pickler(file, protocol=5)
+    pickler.numbers = set()
+    pickler.dump(value)
+    return file.getvalue(), sorted(pickler.numbers)
+
+
+def _seconds_left():
+    deadline = framework.deadline()
+    return deadline.left if deadline else 60.0
 
 
 class _Handle:
@@ -288,19 +346,16 @@ class _Answer(_Handle, Absent):
         return self._line.ask("untouched") is True
 
     def printed(self) -> list[str]:
-        return _lines(self._line.ask("said"))
+        return (_lines(self._line.ask("said")) + self._line.said)[:20]
 
     def run(self, fn: Any, nprocs: int, *args: Any, timeout: float) -> list:
-        return self._line.ask("run", fn, nprocs, timeout, arguments=args)
+        return self._line.lodge("run", fn, nprocs, timeout, args)
 
     def at_home(self, requirement: Any, draw: Draw) -> None:
-        # A patch that is there as the requirement arrives could be gone after it.
-        self._line.ask("sound")
-        token = secrets.token_hex(16)  # no answer that was made up beforehand has it
-        match self._line.ask("at home", requirement, draw, token):
-            case (said, None) if said == token:
+        match self._line.lodge("at home", requirement, draw, self):
+            case True if self._line.met:
                 return
-            case (said, (slug, expected, got)) if said == token:
+            case (slug, expected, got):
                 raise Wrong(slug, expected=_text_or_none(expected), got=_text_or_none(got))
         raise Forged
 

@@ -69,21 +69,23 @@ class _Watched:
         self._ending, ending = os.pipe()
         reader, writer = os.pipe()
         niceness = _come_first()
-        judges, workers = socket.socketpair()
+        (judges, workers), (askers, homes) = socket.socketpair(), socket.socketpair()
         self._judge = os.fork()
         if self._judge == 0:
             isolation.die_with_parent()
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
-            forks.close_files_but({outcome, reader, judges.fileno()})
-            judge.main(job["asked"]["id"], reader, Connection(judges.detach()), outcome)
+            forks.close_files_but({outcome, reader, judges.fileno(), askers.fileno()})
+            lines = Connection(judges.detach()), Connection(askers.detach())
+            judge.main(job["asked"]["id"], reader, *lines, outcome)
         if isolated:
             isolation.detach()
         self._first = os.fork()
         if self._first == 0:
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
-            forks.close_files_but({workers.fileno(), ending})
-            _first(job | {"isolated": isolated}, Connection(workers.detach()), ending)
-        for own in (judges, workers):
+            forks.close_files_but({workers.fileno(), homes.fileno(), ending})
+            lines = Connection(workers.detach()), Connection(homes.detach())
+            _first(job | {"isolated": isolated}, lines, ending)
+        for own in (judges, workers, askers, homes):
             own.close()
         for fd in (outcome, ending, reader):
             os.close(fd)
@@ -185,7 +187,7 @@ def _come_first() -> int:
         return usual + 5
 
 
-def _first(job, judge, ending):
+def _first(job, lines, ending):
     """The worker's parent: reports how the worker ended. Never returns."""
     try:
         isolation.die_with_parent()
@@ -195,8 +197,9 @@ def _first(job, judge, ending):
         child = os.fork()
         if child == 0:
             os.close(ending)
-            worker.main(job, judge)
-        judge.close()
+            worker.main(job, *lines)
+        for line in lines:
+            line.close()
         while (ended := os.wait())[0] != child:
             pass
         os.write(ending, str(ended[1]).encode())

@@ -107,7 +107,7 @@ class Notebook:
         if not self._checked and self._asked.name not in self._namespace:
             for cell in self._cells[last + 1 : mentioned + 1]:
                 self._run(cell)
-        self._over = True
+        self.end()
         if self._checked:
             return self._checked[-1]
         if self._asked.name in self._namespace:
@@ -116,6 +116,10 @@ class Notebook:
             if self._asked.name in _binds(cell):
                 raise error
         raise NoAnswer(self._what_is_missing())
+
+    def end(self) -> None:
+        """No cell is run any more: what starts ranks starts them at once."""
+        self._over = True
 
     @property
     def errors(self) -> list[BaseException]:

@@ -1,5 +1,5 @@
-"""Holds one answer and does with it what the judge asks: in no other process does code of a
-submission run, and the verdict is not made here (judge.py).
+"""Runs a notebook, holds its answer, and does with it what the judge asks. No verdict is made here (judge.py),
+no rank launched and no requirement run: these are not to be had where a submission can replace them (home.py).
 
 Before that the process gives itself limits and folders of its own, and gives up its privileges.
 """
@@ -17,31 +17,31 @@ from typing import Any, NoReturn
 
 import psutil
 
+import course_utils
 from course_exercises.authoring import framework
-from course_exercises.authoring.compare import Wrong
-from course_exercises.authoring.failures import explain, explain_stub, is_stub
+from course_exercises.authoring.failures import explain
 from course_exercises.authoring.guard import Printed, undisturbed
 from course_exercises.sources import answers
-from course_grader import calls, integrity, isolation, notebook
+from course_grader import calls, home, integrity, isolation, notebook
 from course_grader.limits import Limits
 from course_grader.plain import Writer
+from course_grader.reports import report_of
 from course_utils.hardware import without_gpus
-from course_utils.launch import RankFailure, launch
 from course_utils.launch.keepers import server
+from course_utils.launch.ranks import packing
+from course_utils.launch.story import frames
 from course_utils.lesson.statements import CodeCell
 
-_SECONDS_OF_A_RUN = 60.0  # on a busy machine ranks are slow; a hang is found by what ranks do
-_SECONDS_TO_TELL = 2.0  # what an exception says of itself is code of the submission, too
 _FILES = 1024  # that a process has open: each socket can hold memory which is in no process's count
 BROKEN = 70  # the exit code where the worker itself could not go on
 _THREADS_OF_A_PROCESS = 16  # on average; a rank has as many as it has cores
 
 
-def main(job: dict, judge: Connection) -> NoReturn:
+def main(job: dict, judge: Connection, lodging: Connection) -> NoReturn:
     """The whole life of a worker."""
     code = BROKEN
     try:
-        found = _prepared(job, judge)
+        found = _prepared(job, judge, lodging)
         if found is not None:
             before = integrity.snapshot()
             with undisturbed(), without_gpus():
@@ -53,7 +53,7 @@ def main(job: dict, judge: Connection) -> NoReturn:
         os._exit(code)  # nothing that the submission has registered runs
 
 
-def _prepared(job, judge):
+def _prepared(job, judge, lodging):
     """The notebook, not executed. None where the judge has been told that there is no answer."""
     try:
         _settle(job["folder"], Limits(**job["limits"]), job["isolated"])
@@ -66,6 +66,12 @@ def _prepared(job, judge):
         except notebook.NoAnswer as reason:
             judge.send_bytes(_message({"missing": str(reason)}))
             return None
+        server.share()
+        if os.fork() == 0:
+            judge.close()
+            found.end()
+            home.main(lodging)
+        lodging.close()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the submission's doing
         judge.send_bytes(_message({"error": f"{type(error).__name__}: {error}"}))
         return None
@@ -112,18 +118,9 @@ def _message(about: dict, *values: Any, keep: Callable = lambda value: 0) -> byt
 class _Service:
     """Answers what the judge asks, one request after the other."""
 
-    __slots__ = (
-        "_before",
-        "_held",
-        "_judge",
-        "_printed",
-        "_replaced",
-    )  # no method can be put over its own
-
     def __init__(self, held: _Held, before: Any, judge: Connection):
         self._held, self._before, self._judge = held, before, judge
         self._printed = Printed()
-        self._replaced: list[str] = []  # of the names that a requirement looks up
 
     def serve(self) -> None:
         """Until the judge has left."""
@@ -139,19 +136,14 @@ class _Service:
             with framework.limited(max(seconds, 0.1)) as deadline:
                 value = getattr(self, f"_{kind.replace(' ', '_')}")(*rest, arguments)
         except BaseException as error:  # noqa: BLE001 - an answer may raise anything
-            about["raised"] = _report_of(error, seconds)  # its time is over: no alarm may come now
+            about["raised"] = report_of(error, seconds)  # its time is over: no alarm may come now
         about["spent"] = float(seconds - deadline.left)
         if kind in ("call", "set", "item"):
             changed = list(arguments)
-        different = integrity.changed(self._before) if kind in ("sound", "at home") else []
-        if different or self._replaced:
-            about["changed"] = [*different, *self._replaced][0]
-        elif sys.gettrace() or sys.getprofile():
-            about["changed"] = "sys.settrace or sys.setprofile"
         try:
             return _message(about, changed, value, keep=self._held.keep)
         except Exception as error:  # noqa: BLE001 - what it returned may be anything
-            about["raised"] = _report_of(error, seconds)
+            about["raised"] = report_of(error, seconds)
             return _message(about, None, None)
 
     def _unfit(self, _):
@@ -188,24 +180,21 @@ class _Service:
     def _item(self, number, arguments):
         return self._held.objects[number][arguments[0]]
 
-    def _run(self, fn, nprocs, timeout, arguments):
-        with framework.deadline().paused():
-            return launch(fn, nprocs, *arguments, timeout=max(timeout, _SECONDS_OF_A_RUN))
+    def _pack(self, kind, numbers, _):
+        """Objects as they travel to a rank, and what has to be there around them. What was changed here has no
+        effect there, and is only told."""
+        changed = integrity.changed(self._before)
+        if changed and (kind == "at home" or course_utils.is_of_the_course(changed)):
+            return changed
+        around = dict(os.environ), os.getcwd(), list(sys.path), frames.cells()
+        return [_packed(self._held.objects[number]) for number in numbers], around
 
-    def _sound(self, _):
-        """What the requirement that comes next is made of is looked at, and nobody looks on."""
-        sys.settrace(None)
-        sys.setprofile(None)
 
-    def _at_home(self, requirement, draw, token, _):
-        names, wrong = integrity.names_of(requirement), None
-        try:
-            requirement(self._held.objects[0], draw)
-        except Wrong as error:
-            wrong = error.misconception, error.expected, error.got
-        finally:
-            self._replaced += integrity.replaced(requirement, names)
-        return token, wrong
+def _packed(value):
+    try:
+        return [bytes(part) for part in packing.pack(value)]
+    except Exception as error:  # noqa: BLE001 - pickling runs anybody's code
+        raise packing.failure(value, (), {}, error) from None
 
 
 class _Iterator:
@@ -225,32 +214,6 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: int) -> Any:
         return self._objects[pid]
-
-
-def _report_of(error: BaseException, seconds: float) -> dict:
-    """What is said of an exception, also where it does not let itself be asked."""
-    try:
-        with framework.limited(_SECONDS_TO_TELL):
-            return _described(error, seconds)
-    except BaseException:  # noqa: BLE001 - as above
-        text = "your code raised an exception that cannot be printed"
-        failure = ["exception", "Exception", text]
-        names = {"name": "Exception", "names": ["Exception"], "message": text}
-        return names | {"failure": failure, "stub": None}
-
-
-def _described(error: BaseException, seconds: float) -> dict:
-    if isinstance(error, RankFailure):
-        about = [str(error), error.rank, error.kind, error.line, error.error, list(error.ranks)]
-        return {"rank": about}
-    failure = explain(error, seconds)
-    return {
-        "name": type(error).__name__,
-        "names": [kind.__name__ for kind in type(error).__mro__],
-        "message": str(error)[:2000],
-        "failure": [failure.kind, failure.error, failure.text],
-        "stub": explain_stub(error) if is_stub(error) else None,
-    }
 
 
 def _settle(folder: str, limits: Limits, isolated: bool) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 TOLERANCE = 1e-5
+# What a grader does first with a value of an answer that shares a process with it.
+looked_at: Callable[[Any], Any] = lambda got: got
 
 
 class Wrong(Exception):
@@ -61,6 +63,7 @@ def expect(
     that explains more before the one that explains less. `what` names the thing compared ("the
     gradient of fc1.weight"); `each` names the entries of an outermost list ("rank" -> "rank 1").
     """
+    got = looked_at(got)
     difference = compare(got, expected, tolerance, each)
     if difference is None:
         return
@@ -106,7 +109,7 @@ def compare(
 
 def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     """Whether two values are equal, floats to within the tolerance of `expect`."""
-    return compare(got, expected, tolerance) is None
+    return compare(looked_at(got), expected, tolerance) is None
 
 
 def any_of(*values: Any) -> Callable[[Any], bool]:

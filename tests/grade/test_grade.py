@@ -33,6 +33,7 @@ from tests.hostile_class.members import hand_in, names_of
 ATTACKS = names_of("attacks")
 DAMAGED = names_of("damaged")
 FORGERIES = names_of("forgeries")
+INSIDERS = names_of("insiders")
 KILLS = names_of("kills")
 # graded without namespaces too
 AGAIN = (
@@ -106,7 +107,7 @@ def grade_all(handed_in, **options):
 
 @pytest.fixture(scope="module")
 def handed_in(tmp_path_factory):
-    return hand_in(tmp_path_factory.mktemp("class"), DAMAGED + ATTACKS + FORGERIES)
+    return hand_in(tmp_path_factory.mktemp("class"), DAMAGED + ATTACKS + FORGERIES + INSIDERS)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def grades(handed_in):
     return found
 
 
-@pytest.mark.parametrize("name", DAMAGED + ATTACKS + FORGERIES)
+@pytest.mark.parametrize("name", DAMAGED + ATTACKS + FORGERIES + INSIDERS)
 def test_everybody_gets_a_grade_or_a_reason(name, handed_in, grades):
     [member] = [member for _, member in handed_in if member.name == name]
     grade = grades[True][name]

@@ -163,8 +163,7 @@ class Bomb:
 def average_over_ranks(value):
     return Bomb()
 """,
-    # launch in the answer's own process, where `any` is always true now, may have ranks to watch still
-    or_because="|the process from which all ranks are started was killed",
+    or_because="|changes what the check is made of: builtins.a",
 )
 _in_ranks(
     "returns_lists_that_equal_all",
@@ -313,5 +312,5 @@ def meanwhile():
         line.send_bytes(len(head).to_bytes(8, "little") + head)
         line.recv_bytes()
 """,
-    because="has changed what its process says to the check",
+    because="changes what the check is made of: _getframe",
 )

@@ -33,6 +33,7 @@ _PATIENCE = 120  # seconds after which a fork server that does not answer is giv
 _NAME = "the process from which launch starts the ranks"
 
 _server = None
+_shared = False  # whether forks of this process start ranks, too
 _ready = threading.Lock()  # held while it starts or leaves
 _launches = set()  # those that go on at this moment
 _used = time.monotonic()  # when the last one ended
@@ -98,6 +99,12 @@ def fork_from_here() -> None:
     """Starts the fork server as a fork of this process, which has imported all that it needs, and nothing that ranks
     must not see: milliseconds instead of seconds. Should it die, the next one is started as usual."""
     ensure_running(_fork)
+
+
+def share() -> None:
+    """From now on forks of this process use its fork server, one of them at a time."""
+    global _shared
+    _shared = True
 
 
 def died() -> bool:
@@ -225,9 +232,10 @@ def _fork(control):
 def _in_a_fork():
     """The fork server and its ranks are the parent's, and who held the lock is not there."""
     global _ready, _server
-    if _server:
+    _ready = threading.Lock()
+    if _server and not _shared:
         _server.let_go()
-    _ready, _server = threading.Lock(), None
+        _server = None
     _launches.clear()
 
 
