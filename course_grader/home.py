@@ -27,7 +27,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from os import stat, write
 from stat import S_IWUSR
-from sys import _getframe
 from threading import get_ident
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
@@ -61,6 +60,7 @@ _SEARCHES = frozenset(
 _LOOKED_AT = _SEARCHES | {"import", "open", "compile", "code.__new__", "sys.addaudithook"}
 _LOOKED_AT |= {"object.__setattr__", "object.__getattr__"}
 _PARTS_OF_A_FUNCTION = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
+_getframe = sys._getframe  # this one, whatever an answer puts in its place
 _state: dict[str, Any] = {}  # of a loan: what integrity was before, and how an attempt is told
 
 
