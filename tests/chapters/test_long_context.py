@@ -72,4 +72,4 @@ def test_the_explorer_leaves_an_odd_token_out():
         for figure in (figures.explored("zig-zag", 3, tokens) for tokens in (1025, 1024))
     ]
     plt.close("all")
-    assert said[0] == said[1] and any("3,072 tokens" in words for words in said[0])
+    assert said[0] == said[1] and any("3 x 1,024 tokens" in words for words in said[0])
