@@ -17,6 +17,7 @@ RULE = [
     ("checks/test_wrong_answers.py::*::test_a_wrong_answer*", LONG),  # but for COMMON
     ("checks/test_wrong_answers.py*", QUICK),
     ("checks/test_progress.py::*kernel*", LONG),
+    ("checks/test_checks_guard.py::*trace*", LONG),
     ("checks/test_stages.py::test_the*", QUICK),
     ("checks/test_stages.py*", LONG),
     ("checks/test_staircases.py*", LONG),
