@@ -147,9 +147,9 @@ def _begins(plan, rows):
     )
 
 
-def par(position: Position) -> float | None:
-    """The shortest step that this board allows; None where no search has proven one."""
-    return _pars().get(position.board)
+def par(position: Position) -> float:
+    """The shortest step that this board allows."""
+    return _pars()[position.board]
 
 
 @cache

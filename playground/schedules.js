@@ -38,12 +38,12 @@ function show(python, guess) {
 }
 
 function draw() {
-  const units = Math.max(shown.time, shown.par ?? 0, 3 * shown.microBatches) + 1;
+  const units = Math.max(shown.time, shown.par, 3 * shown.microBatches) + 1;
   at("lanes").style.setProperty("--units", units);
   at("lanes").replaceChildren(...shown.ranks.map(lane), axis(units));
   const kinds = [...shown.kinds].flatMap((kind) => [element("span", { class: `key ${kind}` }), `${kind}: ${WORDS[kind]}`]);
   at("legend").replaceChildren(...kinds, element("span", { class: "key critical" }), "the critical path", element("span", { class: "shelf key-shelf" }, element("i", { class: "kept" }), element("i", { class: "was" })), "in flight now, and before");
-  at("time").textContent = number(shown.time) + (shown.par ? ` (par ${number(shown.par)})` : "");
+  at("time").textContent = `${number(shown.time)} (par ${number(shown.par)})`;
   at("idle").textContent = percent(shown.idle);
   at("names").textContent = shown.names.join(", ") || "no schedule with a name";
   at("rank").replaceChildren(at("rank").firstElementChild, ...shown.ranks.map((_, rank) =>
@@ -65,11 +65,9 @@ function lane(rank, i) {
     return box;
   });
   const track = element("div", { class: "track" }, element("ol", { "aria-label": `rank ${i}` }, ...ops));
-  if (shown.par) {
-    const line = element("div", { class: "parline" });
-    line.style.setProperty("--start", shown.par);
-    track.append(line);
-  }
+  const line = element("div", { class: "parline" });
+  line.style.setProperty("--start", shown.par);
+  track.append(line);
   const places = [...Array(shown.cap).keys()].map((i) =>
     element("i", { class: i < rank.kept ? "kept" : i < rank.peak ? "was" : "" }));
   const told = `${rank.kept} of ${shown.cap} in flight, at most ${rank.peak} so far`;
@@ -80,9 +78,9 @@ function lane(rank, i) {
 
 function axis(units) {
   const step = units > 30 ? 5 : units > 14 ? 3 : 1;
-  const places = [...Array(Math.ceil(units)).keys()].filter((unit) => unit % step === 0 && Math.abs(unit - (shown.par ?? -9)) >= step);
+  const places = [...Array(Math.ceil(units)).keys()].filter((unit) => unit % step === 0 && Math.abs(unit - shown.par) >= step);
   const marks = places.map((unit) => [String(unit), unit, ""]);
-  if (shown.par) marks.push([`par ${number(shown.par)}`, shown.par, "par"]);
+  marks.push([`par ${number(shown.par)}`, shown.par, "par"]);
   const line = element("div", { class: "axis", "aria-hidden": true }, ...marks.map(([text, unit, name]) => {
     const mark = element("span", { class: name }, text);
     mark.style.setProperty("--start", unit);
@@ -139,11 +137,9 @@ function takeBack() {
 function end(guess) {
   const time = number(shown.time);
   const name = shown.names.length ? ` It is ${shown.names.join(", which here is the same as ")}.` : "";
-  const par = shown.par
-    ? `It is proven that ${number(shown.par)} is the least. ` +
-      (shown.time > shown.par ? "So there is a shorter one: find it." : "No schedule on this board is shorter.")
-    : "For this board no par is proven.";
-  const right = shown.par && Number(guess) === shown.par ? "You predicted just that." : `You predicted ${guess}. `;
+  const par = `It is proven that ${number(shown.par)} is the least. ` +
+    (shown.time > shown.par ? "So there is a shorter one: find it." : "No schedule on this board is shorter.");
+  const right = Number(guess) === shown.par ? "You predicted just that." : `You predicted ${guess}. `;
   const told = [`Your step takes ${time} units, and its ranks are idle for ${percent(shown.idle)} of it.${name}`, par,
     right + game.likely(board(), Number(guess))];
   paragraphs("verdict", told);
