@@ -37,7 +37,6 @@ function show(python, guess) {
 
 function draw() {
   const shown = JSON.parse(game.view(link));
-  if (shown.why) return say(shown.why, true);
   at("machines").replaceChildren(...Array.from({ length: shown.machines }, (_, machine) =>
     element("div", { class: "machine" }, element("span", { class: "soft" }, `machine ${machine}`),
       element("div", { class: "ranks" }, ...Array.from({ length: shown.node }, (_, i) => tile(machine * shown.node + i, shown))))));

@@ -60,7 +60,6 @@ def view(link: str) -> str:
     shown = {
         "machines": board.machines,
         "node": board.node,
-        "words": words(link),
         "places": _places(layout),
         "groups": [
             {

@@ -62,7 +62,6 @@ function bar(id, parts, most, unit, limit) {
 
 function draw() {
   const shown = JSON.parse(game.view(link));
-  if (shown.why) return say(shown.why, true);
   bar("memory", shown.held, Math.max(shown.room, shown.total), "GiB", shown.room);
   bar("time", shown.parts, shown.seconds, "s");
   const verdict = shown.fits ? "It fits" : "It does not fit";

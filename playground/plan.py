@@ -53,7 +53,6 @@ def view(link: str) -> str:
     model, hardware = _described(board)
     held, time = fullest(model, layout, SEQ), step_time(model, layout, SEQ, hardware)
     shown = {
-        "words": words(link),
         "held": {kind: size / 2**30 for kind, size in held.items() if kind in KINDS},
         "total": tensors(held) / 2**30,
         "room": hardware.hbm_bytes / 2**30,
