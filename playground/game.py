@@ -5,6 +5,7 @@ is added in an order that can run, and the simulation of all says when the place
 """
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from course_exercises.checks.positions import Position, read
 from course_utils.lesson import schedules
 from course_utils.lesson.schedules import Op, Simulation, looped, v_shaped
+from playground.guesses import guesses as _guesses
 
 NAMED = {
     "GPipe": schedules.gpipe,
@@ -23,6 +25,7 @@ NAMED = {
     "DualPipe-V": schedules.dualpipe_v,
 }
 V_SHAPED = (schedules.zb_v, schedules.dualpipe_v)
+_BEFORE = re.compile(r"before (\S+)")  # in a sentence of `first_illegal_move`
 
 
 def view(link: str) -> str:
@@ -89,15 +92,23 @@ def move(link: str, rank: int, name: str) -> str:
 
 
 def why_not(position: Position, rank: int, op: Op) -> str | None:
-    """Why an op may not be the next of a rank, in the words of `first_illegal_move`; None if it may."""
+    """Why an op may not be the next of a rank; None if it may."""
     after = [row + [op] * (r == rank) for r, row in enumerate(position.rows)]
     sentence = schedules.first_illegal_move(_completed(position, after), *position.sizes)
     if sentence and "arrived" not in sentence:
-        return sentence
+        first = _BEFORE.search(sentence)
+        return (
+            f"rank {rank} has to run {first[1]} first"
+            if first
+            else sentence.replace("stage", "rank")
+        )
     if (needed := _needed(position, rank, op)) and needed[1] not in position.rows[needed[0]]:
-        return f"stage {rank} runs {op} before {needed[1]} arrived from stage {needed[0]}"
+        return f"rank {needed[0]} has to run {needed[1]} first"
     if op.kind == "F" and (kept := _kept(position, position.rows[rank])) >= position.cap:
-        return f"stage {rank} has {kept} in flight already, and the cap is {position.cap}"
+        return (
+            f"rank {rank} has {kept} in flight already, and no more may be; a {position.kinds[-1]} "
+            "makes room"
+        )
     return None
 
 
@@ -157,23 +168,23 @@ def _pars() -> dict[str, float]:
     return json.loads(Path(__file__).with_name("pars.json").read_text(encoding="utf-8"))
 
 
-def likely(board: str, guess: float) -> str:
-    """What a wrong prediction of the shortest step looks like: a sentence, or nothing."""
+def guesses(board: str) -> str:
+    """What one may predict of the shortest step."""
     empty = read(board)
     p, m = empty.ranks, empty.micro_batches
-    trip = 3 * p
-    looks = {
-        3 * m: "That is a rank's work alone, which leaves the wait out.",
-        m * trip: "That is the time without overlap, where one stage works at a time.",
-        3
-        * (
-            m + p
-        ): "You count other idle passes than there are: a rank waits for stages - 1 forward "
-        "passes at the start and for as many backward passes at the end.",
-        3
-        * (p + m - 1): "So it is without a cap, for F and whole B: here the bubble is another one.",
-    }
-    return looks.get(guess, "") if guess != par(empty) else ""
+    mistakes = [
+        (3 * m, "That is a rank's work alone. It has to wait as well, for the others."),
+        (3 * p * m, "So it is without overlap, where one rank works at a time."),
+        (
+            3 * (m + p),
+            "You count one pass too many: a rank waits for ranks - 1 of them forward, and for as many back.",
+        ),
+        (
+            3 * (p + m - 1),
+            "So it is for F and whole B where memory is no limit. On this board it is not.",
+        ),
+    ]
+    return _guesses(par(empty), mistakes)
 
 
 def _completed(position, rows):

@@ -40,44 +40,47 @@ export function say(text, no = false) {
   at("said").classList.toggle("no", no);
 }
 
-// A page: `begin` reads the address, `board` names what is predicted, `draw(game, guess)` shows the board,
-// `rules(game)`, if any, says what is asked, and `first` finds where the focus goes when the board opens. Returns the function that draws anew. A prediction
-// is kept in this browser, and nowhere else.
-export function instrument({ module, begin, board, rules, draw, first }) {
+// A page: `begin(asked)` reads what its address asks for, or the first of its boards; `board` names what is predicted;
+// `guesses(game)` is what one may choose, in some `unit`, and `rules(game)`, if any, says what is asked; `draw(game,
+// verdict)` shows the board, and `first` finds where the focus goes when it opens. Returns the function that draws anew.
+// A prediction is kept in this browser, and nowhere else.
+export function instrument({ module, begin, board, guesses, unit, rules, draw, first }) {
+  const links = [...document.querySelectorAll(".boards a")];
   let game;
   const kept = () => `prediction ${board()}`;
   function update() {
-    const guess = localStorage.getItem(kept());
-    const open = Boolean(game && guess);
+    const choices = game ? JSON.parse(guesses(game)) : [];
+    const guess = choices.find(({ value }) => String(value) === localStorage.getItem(kept()));
     at("loading").hidden = Boolean(game);
-    at("first").hidden = open;
-    at("predict").hidden = Boolean(guess);
-    at("board").hidden = !open;
+    at("first").hidden = Boolean(guess);
+    at("board").hidden = !guess;
     at("end").hidden = true;
     if (game && rules) at("rules").textContent = rules(game);
-    if (open) draw(game, guess);
+    at("guesses").replaceChildren(...choices.map(({ value }) => element("button", { class: "main", value }, `${number(value)} ${unit}`)));
+    if (guess) draw(game, `You predicted ${number(guess.value)} ${unit}. ${guess.said}`);
   }
   function start() {
-    at("guess").value = "";
-    begin();
+    begin(location.hash.slice(1) || links[0].hash.slice(1));
+    for (const link of links) link.ariaCurrent = board().includes(link.hash.slice(1).split("/")[0]) ? "true" : null;
     update();
   }
   window.addEventListener("hashchange", start);
   start();
-  const loaded = course(module).then((python) => {
+  course(module).then((python) => {
     game = python;
     update();
   });
   at("predict").addEventListener("submit", (event) => {
     event.preventDefault();
-    localStorage.setItem(kept(), number(Number(at("guess").value)));
+    localStorage.setItem(kept(), event.submitter.value);
     update();
-    loaded.then(() => first().focus());
+    first().focus({ preventScroll: true });
+    at("board").scrollIntoView({ block: "nearest" });
   });
   document.addEventListener("click", (event) => {
     const { copy } = event.target.dataset;
     if (copy) navigator.clipboard.writeText(at(copy).textContent).then(() => (event.target.textContent = "Copied"));
   });
-  document.querySelectorAll("form button").forEach((button) => (button.disabled = false));
+  document.querySelectorAll("details button").forEach((button) => (button.disabled = false));
   return update;
 }

@@ -11,18 +11,16 @@ const board = () => link.split("/")[0];
 const asked = () => `${board()}/${STARTS[board()]}`;
 const sizes = () => Object.fromEntries(link.split("/")[1].split(".").map((size) => [size.slice(0, 2), Number(size.slice(2))]));
 
-function begin() {
-  const [machines, position] = location.hash.slice(1).split("/");
-  link = STARTS[machines] ? `${machines}/${position || STARTS[machines]}` : `2x8/${STARTS["2x8"]}`;
+function begin(address) {
+  const [machines, position] = address.split("/");
+  link = STARTS[machines] ? `${machines}/${position || STARTS[machines]}` : `2x4/${STARTS["2x4"]}`;
   chosen = 0;
   at("rules").textContent = "";
 }
 
-function show(python, guess) {
+function show(python, verdict) {
   game = python;
-  const right = game.is_right(Number(guess), game.crossing(asked())) ? "That is right." : game.likely(asked(), Number(guess));
-  paragraphs("verdict", [game.words(asked()),
-    `The busiest rank sends ${number(game.crossing(asked()))} GB to another machine; you predicted ${guess}. ${right}`]);
+  paragraphs("verdict", [`The question: ${game.words(asked())} How many GB go to another machine? ${verdict}`]);
   const [machines, node] = board().split("x").map(Number);
   const powers = Array.from({ length: 1 + Math.log2(machines * node) }, (_, i) => String(2 ** i));
   const form = at("sizes").elements;
@@ -40,7 +38,7 @@ function draw() {
   at("machines").replaceChildren(...Array.from({ length: shown.machines }, (_, machine) =>
     element("div", { class: "machine" }, element("span", { class: "soft" }, `machine ${machine}`),
       element("div", { class: "ranks" }, ...Array.from({ length: shown.node }, (_, i) => tile(machine * shown.node + i, shown))))));
-  at("legend").replaceChildren(`The groups of rank ${chosen}: `, ...shown.groups.flatMap(({ name }) => [element("span", { class: `key ${name}` }), NAMES[name]]));
+  at("legend").replaceChildren(`Click a rank to see its groups. Those of rank ${chosen}: `, ...shown.groups.flatMap(({ name }) => [element("span", { class: `key ${name}` }), NAMES[name]]));
   at("groups").replaceChildren(...shown.groups.map((group) => {
     const where = group.ranks === 1 ? "nothing is sent" : group.crosses ? "between machines" : "inside a machine";
     const told = `${number(group.sent)} GB a step, ${number(group.seconds)} s`;
@@ -53,7 +51,7 @@ function draw() {
   at("cell").textContent = game.cell(link);
   if (!shown.fits) say("It does not fit: split the model among more ranks, or keep fewer stages busy.", true);
   else if (number(shown.seconds) === number(shown.par)) say("It fits, and no split of this board has a shorter step.");
-  else say("It fits. There is a shorter step.");
+  else say("It fits, and another split or order has a shorter step: find it.");
 }
 
 function tile(rank, shown) {
@@ -87,4 +85,4 @@ at("machines").addEventListener("click", (event) => {
   at("machines").querySelector(`[data-rank="${chosen}"]`).focus();
 });
 
-instrument({ module: "playground.layout", begin, rules: (python) => python.words(asked()), board: () => `layout ${asked()}`, draw: show, first: () => at("sizes").elements.tp });
+instrument({ module: "playground.layout", begin, rules: (python) => python.words(asked()), board: () => `layout ${asked()}`, unit: "GB", guesses: (python) => python.guesses(asked()), draw: show, first: () => at("sizes").elements.tp });

@@ -19,6 +19,7 @@ from course_planner.descriptions import Hardware, Layout, Model
 from course_planner.memory import fits, fullest, tensors
 from course_planner.timing import step_time
 from course_planner.traffic import traffic
+from playground.guesses import guesses as _guesses
 
 SEQ = 4096
 GROUPS = {"tp": "its tensor group", "dp": "its data group", "pp": "a neighbouring stage"}
@@ -107,11 +108,14 @@ def words(link: str) -> str:
     sent = _sent(_described(board)[0], layout)
     names = {"tp": "tensor ranks", "dp": "data ranks", "pp": "stages"}
     told = [f"{sent[name] / 1e9:.3g} GB to {GROUPS[name]}" for name in GROUPS if sent[name]]
-    order = ", then ".join(names[name] for name in _order(layout))
+    apart, near = 1, []
+    for name in _order(layout):
+        near.append(f"{names[name]} (0 and {apart})")
+        apart *= getattr(layout, name)
     return (
         f"{board.model} trains on {board.machines} machines of {board.node} GPUs: {layout.tp} tensor ranks, {layout.dp} "
-        f"data ranks, {layout.pp} stages. In a step the busiest rank sends {', '.join(told)}. Ranks are numbered "
-        f"so that neighbours are {order}; the first {board.node} are on machine 0."
+        f"data ranks, {layout.pp} stages. In a step the busiest rank sends {', '.join(told)}. Neighbours are "
+        f"{', then '.join(near)}. Ranks 0 to {board.node - 1} are on the first machine."
     )
 
 
@@ -123,12 +127,12 @@ def crossing(link: str) -> float:
     return max(sum(away[n][rank] * sent[n] for n in GROUPS) for rank in range(layout.gpus)) / 1e9
 
 
-def likely(link: str, guess: float) -> str:
-    """What a wrong prediction of `crossing` looks like."""
+def guesses(link: str) -> str:
+    """What one may predict of `crossing`."""
     board, layout = read(link)
     sent = {name: size / 1e9 for name, size in _sent(_described(board)[0], layout).items()}
     right = crossing(link)
-    looks = [
+    mistakes = [
         (sum(sent.values()), "You count what stays inside a machine as well."),
         (
             right / board.machines,
@@ -141,14 +145,7 @@ def likely(link: str, guess: float) -> str:
         ),
         (0, "You let nothing cross. The outermost group has ranks on every machine."),
     ]
-    if is_right(guess, right):
-        return ""
-    return next((sentence for value, sentence in looks if is_right(guess, value)), "")
-
-
-def is_right(guess: float, value: float) -> bool:
-    """Whether a prediction is this value, to one per cent: the page rounds what it tells."""
-    return abs(guess - value) <= 0.01 * value
+    return _guesses(right, mistakes)
 
 
 def positions(board: str) -> list[str]:

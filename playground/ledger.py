@@ -7,6 +7,8 @@ has at most 32 stages, as a model has so many layers; the ranks beyond hold copi
 
 import json
 
+from playground.guesses import guesses as _guesses
+
 BYTES = {"parameters": 2, "gradients": 2, "optimizer": 12}
 SORTS = tuple(BYTES)
 NODE, LAYERS = 8, 32
@@ -15,8 +17,8 @@ WAYS = {  # what each cuts, and into at most how many parts
     "ZeRO 1": (("optimizer",), None),
     "ZeRO 2": (("optimizer", "gradients"), None),
     "ZeRO 3": (SORTS, None),
-    "TP": (SORTS, NODE),
-    "PP": (SORTS, LAYERS),
+    "tensor parallel": (SORTS, NODE),
+    "pipeline": (SORTS, LAYERS),
 }
 
 
@@ -37,6 +39,7 @@ def view(billions: float, ranks: int, memory: float) -> str:
         rows.append(
             {
                 "way": way,
+                "most": WAYS[way][1] if WAYS[way][0] else None,
                 "parts": parts,
                 "total": total,
                 "fits": total <= memory,
@@ -61,27 +64,25 @@ def fewest(way: str, billions: float, memory: float) -> int | None:
     return ranks if sum(held(way, billions, ranks).values()) <= memory else None
 
 
-def likely(billions: float, ranks: int, guess: float) -> str:
-    """What a wrong prediction of the GB under ZeRO 2 looks like, in the words of exercise 8.1."""
-    right = sum(held("ZeRO 2", billions, ranks).values())
-    other_stage = "You shard other sorts of bytes than this stage does. Stage 1 shards the optimizer state, the "
-    other_stage += "largest part; stage 2 the gradients as well; stage 3 the parameters as well."
-    missing = "You leave one sort of bytes out. A rank holds parameters, gradients and the optimizer's state."
+def guesses(billions: float, ranks: int) -> str:
+    """What one may predict of the GB under ZeRO 2; the sentences are those of exercise 8.1."""
     parts = held("ZeRO 2", billions, ranks)
-    looks = [
-        (sum(held(way, billions, ranks).values()), other_stage)
-        for way in ("DDP", "ZeRO 1", "ZeRO 3")
+    right = sum(parts.values())
+    other_stage = (
+        "Stage 1 shards the optimizer state, the largest part; stage 2 the gradients as well; "
+    )
+    other_stage += "stage 3 the parameters as well."
+    mistakes = [
+        *(
+            (sum(held(way, billions, ranks).values()), f"That is {way}. {other_stage}")
+            for way in ("DDP", "ZeRO 1", "ZeRO 3")
+        ),
+        (
+            right - parts["parameters"],
+            "You leave one sort of bytes out. A rank holds parameters, gradients and the optimizer's state.",
+        ),
     ]
-    looks += [(right - part, missing) for part in parts.values()]
-    looks += [(right * ranks, "You count the bytes of all ranks together. A rank holds its own.")]
-    if is_right(guess, right):
-        return ""
-    return next((sentence for value, sentence in looks if is_right(guess, value)), "")
-
-
-def is_right(guess: float, value: float) -> bool:
-    """Whether a prediction is this value, to two per cent: people round."""
-    return abs(guess - value) <= 0.02 * value
+    return _guesses(right, mistakes)
 
 
 CELL = """import torch

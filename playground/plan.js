@@ -5,31 +5,31 @@ const STARTS = {
   "64xH100": "tp8.pp1.z1.b1.selective",
   "8x4090": "tp8.pp1.z1.b1.selective",
 };
-const AGAIN = [["selective", "attention's core"], ["half", "every second matrix product"], ["full", "whole layers"]];
+const AGAIN = ["selective", "half", "full"]; // the planner has "none", too, which no one would choose here
 const POSITION = /^tp(\d+)\.pp(\d+)\.z(\d)\.b(\d+)\.(\w+)$/;
 let game; // the course's Python, as soon as it runs
+let words; // the page's, of limits and of what is recomputed
 let link; // the position, as in the address
 
 const board = () => link.split("/")[0];
 const asked = () => `${board()}/${STARTS[board()]}`;
 const kept = () => `limit ${asked()}`;
 
-function begin() {
-  const [gpus, position] = location.hash.slice(1).split("/");
+function begin(address) {
+  const [gpus, position] = address.split("/");
   link = STARTS[gpus] ? `${gpus}/${position || STARTS[gpus]}` : `8xH100/${STARTS["8xH100"]}`;
   at("rules").textContent = "";
   at("best").textContent = "";
 }
 
-function show(python, guess) {
+function show(python, verdict) {
   game = python;
   const truth = JSON.parse(game.view(asked()));
-  const right = game.is_right(Number(guess), truth.total) ? "That is right, to fifteen per cent." : game.likely(asked(), Number(guess));
-  const words = JSON.parse(game.limits());
+  words = JSON.parse(game.vocabulary());
   const limit = localStorage.getItem(kept());
-  const most = limit === truth.limit ? "as you predicted" : `you predicted ${words[limit] ?? "nothing"}`;
-  paragraphs("verdict", [game.words(asked()), `The fullest rank holds ${number(truth.total)} GiB; you predicted ${guess}. ${right}`,
-    `Most of a step goes into ${words[truth.limit] ?? truth.limit}; ${most}.`]);
+  const most = limit === truth.limit ? "as you predicted" : `you predicted ${words.limits[limit] ?? "nothing"}`;
+  paragraphs("verdict", [`The question: ${game.words(asked())} How many GiB does the fullest rank hold? ${verdict}`,
+    `Most of a step goes into ${words.limits[truth.limit] ?? truth.limit}; ${most}.`]);
   const gpus = parseInt(board(), 10);
   const powers = Array.from({ length: 1 + Math.log2(gpus) }, (_, i) => String(2 ** i));
   const form = at("sizes").elements;
@@ -37,7 +37,7 @@ function show(python, guess) {
   options(form.pp, powers);
   options(form.zero, ["0", "1", "2", "3"]);
   options(form.rows, ["1", "2", "4", "8"]);
-  options(form.again, AGAIN);
+  options(form.again, AGAIN.map((name) => [name, words.again[name]]));
   if ("why" in JSON.parse(game.view(link))) link = asked();
   [form.tp.value, form.pp.value, form.zero.value, form.rows.value, form.again.value] = POSITION.exec(link.split("/")[1]).slice(1);
   at("end").hidden = false;
@@ -55,7 +55,7 @@ function bar(id, parts, most, unit, limit) {
     drawn.push(element("span", { class: "limit" }));
     drawn.at(-1).style.left = `${(100 * limit) / most}%`;
   }
-  const keys = pieces.map(([kind, size]) => element("span", { class: "pair" }, element("span", { class: `key ${kind}` }), `${kind} ${number(size)} ${unit}`));
+  const keys = pieces.map(([kind, size]) => element("span", { class: "pair" }, element("span", { class: `key ${kind}` }), `${words.limits[kind] ?? kind} ${number(size)} ${unit}`));
   if (limit) keys.push(element("span", { class: "pair" }, element("span", { class: "key line" }), `a GPU has ${number(limit)} ${unit}`));
   at(id).replaceChildren(element("li", {}, element("div", { class: "bar" }, ...drawn), element("p", { class: "soft" }, ...keys)));
 }
@@ -64,8 +64,8 @@ function draw() {
   const shown = JSON.parse(game.view(link));
   bar("memory", shown.held, Math.max(shown.room, shown.total), "GiB", shown.room);
   bar("time", shown.parts, shown.seconds, "s");
-  const verdict = shown.fits ? "It fits" : "It does not fit";
-  say(`${verdict}: ${number(shown.total)} of ${number(shown.room)} GiB. A step takes ${number(shown.seconds)} s, ${Math.round(shown.tokens).toLocaleString("en")} tokens a second, with ${shown.dp} data ranks.`, !shown.fits);
+  const first = shown.fits ? "It fits" : "It does not fit";
+  say(`${first}: ${number(shown.total)} of ${number(shown.room)} GiB. A step takes ${number(shown.seconds)} s, ${Math.round(shown.tokens).toLocaleString("en")} tokens a second, with ${shown.dp} data ranks. Find a shorter step, then ask the planner.`, !shown.fits);
   at("cell").textContent = game.cell(link);
 }
 
@@ -90,9 +90,9 @@ at("predict").prepend(element("label", {}, "What takes most of a step?", limits)
 at("predict").addEventListener("submit", () => localStorage.setItem(kept(), limits.value));
 
 instrument({
-  module: "playground.plan", begin, board: () => `plan ${asked()}`, draw: show, first: () => at("sizes").elements.tp,
+  module: "playground.plan", begin, board: () => `plan ${asked()}`, unit: "GiB", guesses: (python) => python.guesses(asked()), draw: show, first: () => at("sizes").elements.tp,
   rules: (python) => {
-    options(limits, [["", "choose"], ...Object.entries(JSON.parse(python.limits()))]);
+    options(limits, [["", "choose"], ...Object.entries(JSON.parse(python.vocabulary()).limits)]);
     return python.words(asked());
   },
 });

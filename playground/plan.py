@@ -9,11 +9,12 @@ from functools import cache
 from typing import NamedTuple
 
 from course_planner.catalogue import hardware_called, model_called
-from course_planner.descriptions import Hardware, Layout, Model, described
+from course_planner.descriptions import Hardware, Layout, Model
 from course_planner.memory import fits, fullest, model_states, stage_parameters, tensors
 from course_planner.searching import search
 from course_planner.stages import stages_of
 from course_planner.timing import StepTime, step_time
+from playground.guesses import guesses as _guesses
 
 SEQ = 4096
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary")
@@ -24,6 +25,12 @@ LIMITS = {  # of a step's seconds: what the page asks for, and the planner's wor
     "tensor": "sums between tensor ranks",
     "data": "what data ranks send",
     "bubble": "waiting in the pipeline",
+}
+AGAIN = {  # what backward computes again
+    "none": "nothing",
+    "selective": "attention's core",
+    "half": "every second matrix product",
+    "full": "whole layers",
 }
 _LINK = re.compile(r"(\d+x[A-Z\d]+)/tp(\d+)\.pp(\d+)\.z([0-3])\.b(\d+)\.(selective|half|full)")
 
@@ -91,18 +98,15 @@ def read(link: str) -> tuple[Board, Layout]:
 def words(link: str) -> str:
     """What is asked about."""
     board, layout = read(link)
-    sizes = ((layout.tp, "tensor ranks"), (layout.pp, "stages"), (layout.dp, "data ranks"))
-    split = ", ".join(f"{n} {what}" for n, what in sizes if n > 1)
     return (
         f"{board.model} trains on {board.gpus} {board.gpu} GPUs, with {board.batch} sequences of {SEQ:,} tokens in a "
-        f"step: {split}; ZeRO {layout.zero}; {layout.micro_batches} micro-batches of {layout.micro_batch}. Adam runs in "
-        f"mixed precision with float32 gradients, and attention is flash attention."
+        f"step: {_split(layout)}. Adam runs in mixed precision with float32 gradients, and attention is flash attention."
     )
 
 
-def limits() -> str:
-    """What may take most of a step, in words."""
-    return json.dumps(LIMITS)
+def vocabulary() -> str:
+    """The page's words for what takes time, and for what is recomputed."""
+    return json.dumps({"limits": LIMITS, "again": AGAIN})
 
 
 def best(board: str) -> str:
@@ -111,21 +115,21 @@ def best(board: str) -> str:
     model, hardware = _described(asked)
     (plan,), _ = search(model, asked.gpus, asked.batch, SEQ, hardware, keep=1)
     shown = {
-        "layout": described(plan.layout),
+        "layout": f"{_split(plan.layout)}; recomputed: {AGAIN[plan.layout.recompute]}",
         "total": tensors(plan.memory) / 2**30,
         **_timed(plan.time, asked),
     }
     return json.dumps(shown)
 
 
-def likely(link: str, guess: float) -> str:
-    """What a wrong prediction of the fullest rank's GiB looks like."""
+def guesses(link: str) -> str:
+    """What one may predict of the fullest rank's GiB."""
     board, layout = read(link)
     held = fullest(_described(board)[0], layout, SEQ)
     states = sum(held[kind] for kind in KINDS[:3]) / 2**30
     whole = model_states(_parameters(board, layout), 1, 0, gradient_bytes=4) / 2**30
     right = tensors(held) / 2**30
-    looks = [
+    mistakes = [
         (
             states,
             "You count parameters, gradients and the optimizer's state. Activations come on top.",
@@ -136,19 +140,8 @@ def likely(link: str, guess: float) -> str:
         ),
         (right - states, "You count activations alone. The model's state comes on top."),
         (right * board.gpus, "You count the bytes of all ranks together. A rank holds its own."),
-        (
-            right * layout.micro_batches,
-            "You keep all micro-batches. Gradients accumulate; activations go.",
-        ),
     ]
-    if is_right(guess, right):
-        return ""
-    return next((sentence for value, sentence in looks if is_right(guess, value)), "")
-
-
-def is_right(guess: float, value: float) -> bool:
-    """Whether a prediction is this value, to fifteen per cent: what the planner's own promise is."""
-    return abs(guess - value) <= 0.15 * value
+    return _guesses(right, mistakes)
 
 
 def cell(link: str) -> str:
@@ -165,6 +158,15 @@ def cell(link: str) -> str:
 @cache
 def _described(board: Board) -> tuple[Model, Hardware]:
     return model_called(board.model), hardware_called(board.gpu)
+
+
+def _split(layout: Layout) -> str:
+    sizes = {"tensor ranks": layout.tp, "stages": layout.pp, "context ranks": layout.cp}
+    sizes["data ranks"] = layout.dp
+    split = ", ".join(f"{n} {what}" for what, n in sizes.items() if n > 1)
+    return (
+        f"{split}; ZeRO {layout.zero}; {layout.micro_batches} micro-batches of {layout.micro_batch}"
+    )
 
 
 def _parameters(board: Board, layout: Layout) -> int:

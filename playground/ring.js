@@ -1,6 +1,6 @@
 import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
 
-const BEGIN = "Begin: send a piece of any rank.";
+const BEGIN = "Begin: click a piece. Its rank sends it to the next one.";
 const ADDRESS = /^n([2-4])(\/(\d\d)*)?$/;
 let game; // the course's Python, as soon as it runs
 let link; // the moves, as in the address
@@ -8,17 +8,16 @@ let link; // the moves, as in the address
 const ranks = () => Number(link[1]);
 const board = () => `ring ${link.slice(0, 2)}`;
 
-function begin() {
-  const asked = location.hash.slice(1);
-  link = ADDRESS.test(asked) ? asked : "n3";
+function begin(asked) {
+  link = ADDRESS.test(asked) ? asked : "n2";
   at("rules").textContent = `There are ${ranks()} ranks, and each has 12 MB of gradients.`;
   say(BEGIN);
 }
 
-function draw(python, guess) {
+function draw(python, verdict) {
   game = python;
   const shown = JSON.parse(game.view(link));
-  at("reminder").textContent = `${at("rules").textContent} You predicted that each sends ${guess} MB.`;
+  at("reminder").textContent = `${at("rules").textContent} ${verdict}`;
   at("ranks").className = at("hint").checked && !shown.over ? "hint" : "";
   at("ranks").replaceChildren(...shown.ranks.map((rank, i) => row(rank, i, shown)));
   at("legend").replaceChildren("What is in a piece: ", ...shown.ranks.flatMap((_, i) => [element("span", { class: `key rank${i}` }), `rank ${i}'s numbers`]));
@@ -26,7 +25,7 @@ function draw(python, guess) {
   at("steps").textContent = `${shown.steps} (par ${shown.stepsPar})`;
   at("back").disabled = !link.slice(3);
   if (shown.stuck.length) say(`No rank may send piece ${shown.stuck[0]} any more, and some lack its sum: take something back.`, true);
-  if (shown.over) end(shown, guess);
+  if (shown.over) end(shown);
 }
 
 function row(rank, i, shown) {
@@ -40,7 +39,7 @@ function row(rank, i, shown) {
       "aria-label": `Rank ${i}, piece ${piece}: ${has}. Send it to rank ${to}` },
     element("span", {}, `piece ${piece}${whole ? " ✓" : ""}`), element("span", { class: "dots" }, ...dots));
   });
-  const said = element("p", { class: "soft" }, element("strong", {}, `rank ${i}`), ` sends to rank ${to}: ${number(rank.sent * shown.megabytes)} MB so far`);
+  const said = element("p", { class: "soft" }, element("strong", {}, `rank ${i}`), ` → rank ${to}, ${number(rank.sent * shown.megabytes)} MB sent so far`);
   return element("div", { class: "ring" }, said, element("div", { class: "pieces" }, ...pieces));
 }
 
@@ -50,14 +49,12 @@ function go(next) {
   update();
 }
 
-function end(shown, guess) {
+function end(shown) {
   const even = shown.ranks.every((rank) => rank.sent * shown.megabytes === shown.par);
   const least = even && shown.steps === shown.stepsPar
     ? "That is the least: each rank sends 2 (n - 1)/n of its gradients, in 2 (n - 1) steps in which all ranks send."
     : `The least is ${number(shown.par)} MB for each rank, in ${shown.stepsPar} steps: let all ranks send in every step.`;
-  const told = [`Every rank has every sum. The busiest has sent ${number(shown.most)} MB, in ${shown.steps} steps. ${least}`,
-    `You predicted ${guess} MB. ${Number(guess) === shown.par ? "That is right." : game.likely(ranks(), Number(guess))}`];
-  paragraphs("verdict", told);
+  paragraphs("verdict", [`The busiest has sent ${number(shown.most)} MB, in ${shown.steps} steps. ${least}`]);
   at("cell").textContent = game.cell(link);
   at("end").hidden = false;
   at("truth").focus();
@@ -84,4 +81,4 @@ at("again").addEventListener("click", () => {
   go(link.slice(0, 2));
 });
 
-const update = instrument({ module: "playground.ring", begin, board, draw, first: () => at("ranks").querySelector("button") });
+const update = instrument({ module: "playground.ring", begin, board, unit: "MB", guesses: (python) => python.guesses(ranks()), draw, first: () => at("ranks").querySelector("button") });

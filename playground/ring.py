@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 from course_utils.comm.rings import bus_factor
+from playground.guesses import guesses as _guesses
 
 MEGABYTES = 12  # of each rank's gradients: what 2, 3 and 4 ranks divide
 _LINK = re.compile(r"n([2-4])(?:/((?:\d\d)*))?")
@@ -77,17 +78,19 @@ def why_not(ring: Ring, rank: int, piece: int) -> str | None:
     return None
 
 
-def likely(n: int, guess: float) -> str:
-    """What a wrong prediction of the megabytes that a rank sends looks like, as chapter 3 says it."""
-    looks = {
-        MEGABYTES * 2 * (n - 1): "The whole tensor in each step: a step sends one piece of n.",
-        MEGABYTES * (n - 1) / n: "Half of the way: the sums have to go round, too.",
-        MEGABYTES * (n - 1): "As if each rank sent all it has to each other rank.",
-        MEGABYTES: "As if one message were enough: the numbers go round, and then the sums.",
-        2
-        * MEGABYTES: "As if all n pieces went round twice: a rank need not send its own piece back to itself.",
-    }
-    return looks.get(guess, "") if guess != MEGABYTES * bus_factor("all_reduce", n) else ""
+def guesses(n: int) -> str:
+    """What one may predict of the megabytes that a rank sends."""
+    mistakes = [
+        (MEGABYTES * (n - 1) / n, "That is half of the way: the sums have to go round, too."),
+        (MEGABYTES, "As if one message were enough: the numbers go round, and then the sums."),
+        (MEGABYTES * 2 * (n - 1), "That is the whole tensor in each step: a step sends one piece."),
+        (
+            2 * MEGABYTES,
+            "As if all pieces went round twice: a rank need not send its own piece back to itself.",
+        ),
+        (MEGABYTES * (n - 1), "As if each rank sent all it has to each other rank."),
+    ]
+    return _guesses(MEGABYTES * bus_factor("all_reduce", n), mistakes)
 
 
 def cell(link: str) -> str:
@@ -161,11 +164,11 @@ def _send(ring, rank, piece):
     ring.came[to][piece] = now
     ring.held[to][piece] = mine | theirs
     if mine | theirs == mine:
-        return f"Step {now}: rank {to} keeps the whole sum of piece {piece}."
+        return f"Step {now}: rank {to} takes over the whole sum of piece {piece}."
     inside = sorted(mine | theirs)
-    what = (
-        "whole sum"
-        if len(inside) == len(ring.held)
-        else f"sum of ranks {', '.join(map(str, inside))}"
-    )
-    return f"Step {now}: rank {to} adds it; its piece {piece} is now the {what}."
+    what = "whole sum" if len(inside) == len(ring.held) else f"sum of ranks {_listed(inside)}"
+    return f"Step {now}: rank {to} adds piece {piece} to its own, which makes the {what}."
+
+
+def _listed(ranks):
+    return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

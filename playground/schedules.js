@@ -1,11 +1,10 @@
 import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
 
 const BOARD = /^p([2-4])m([1-8])(v1|v2|V2)-(FBW?)-cap(\d\d?)(\/|$)/;
-const FIRST = "p2m3v1-FB-cap2";
 const WORDS = { F: "forward", B: "backward", W: "its second half: the gradient of the weights" };
 
 let game; // the course's Python, as soon as it runs
-let link = FIRST; // the position, as in the address
+let link; // the position, as in the address
 let chosen = 0; // the rank on which to place
 let shown; // what Python says of the position
 let earlier = []; // positions to take back to
@@ -13,28 +12,29 @@ let earlier = []; // positions to take back to
 const board = () => link.split("/")[0];
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-function begin() {
-  const asked = location.hash.slice(1);
-  link = BOARD.test(asked) ? asked : FIRST;
+function begin(asked) {
+  link = BOARD.test(asked) ? asked : "p2m3v1-FB-cap2";
   chosen = 0;
   earlier = [];
-  say(link === board() ? "Begin: F0 on rank 0." : "");
+  say(link === board() ? "Begin: place F0 on rank 0." : "");
   const [, p, m, v, kinds, cap] = BOARD.exec(link);
   const work = kinds === "FBW" ? "F, B and W take 1 unit of time each" : "F takes 1 unit of time, B takes 2";
   const turn = v === "V2" ? " The line turns at the last rank and comes back, so rank 0 has its first chunk and its last." : "";
   const pieces = v[1] === "2" ? ` Each rank holds 2 chunks, and a pass through a chunk takes half as long.${turn}` : "";
   const halves = kinds === "FBW" ? " W must follow its B, and no other rank waits for it." : "";
   at("rules").textContent = `There are ${p} ranks and ${m} micro-batches. ${work}.${pieces}${halves} ` +
-    `A rank may have at most ${cap} in flight: forward, and not yet ${kinds === "FBW" ? "through W" : "back"}.`;
+    `A rank may have at most ${cap} in flight, which have gone forward and not yet ${kinds === "FBW" ? "through W" : "back"}.`;
+  const passes = [...kinds].join(", ").replace(/, (?=\w$)/, " and ");
+  at("keys").textContent = `Keys: 0 to ${p - 1} choose a rank, ${passes} place its next pass, U takes back.`;
 }
 
-function show(python, guess) {
+function show(python, verdict) {
   game = python;
   if (!earlier.length) link = game.playable(link);
   shown = JSON.parse(game.view(link));
-  at("reminder").textContent = `${at("rules").textContent} You predicted ${guess} units for the shortest step.`;
+  at("reminder").textContent = `${at("rules").textContent} ${verdict}`;
   draw();
-  if (shown.over) end(guess);
+  if (shown.over) end();
 }
 
 function draw() {
@@ -42,12 +42,13 @@ function draw() {
   at("lanes").style.setProperty("--units", units);
   at("lanes").replaceChildren(...shown.ranks.map(lane), axis(units));
   const kinds = [...shown.kinds].flatMap((kind) => [element("span", { class: `key ${kind}` }), `${kind}: ${WORDS[kind]}`]);
-  at("legend").replaceChildren(...kinds, element("span", { class: "key critical" }), "the critical path", element("span", { class: "shelf key-shelf" }, element("i", { class: "kept" }), element("i", { class: "was" })), "in flight now, and before");
+  at("legend").replaceChildren(...kinds, element("span", { class: "key critical" }), "a critical path", element("span", { class: "shelf key-shelf" }, element("i", { class: "kept" }), element("i", { class: "was" })), "in flight; the most so far");
   at("time").textContent = `${number(shown.time)} (par ${number(shown.par)})`;
   at("idle").textContent = percent(shown.idle);
-  at("names").textContent = shown.names.join(", ") || "no schedule with a name";
+  const placed = shown.ranks.some((rank) => rank.ops.length);
+  at("names").textContent = placed ? shown.names.join(", ") || "no schedule with a name" : "–";
   at("rank").replaceChildren(at("rank").firstElementChild, ...shown.ranks.map((_, rank) =>
-    element("label", {}, element("input", { type: "radio", name: "rank", value: rank, checked: rank === chosen }), String(rank))));
+    element("label", {}, element("input", { type: "radio", name: "rank", value: rank, checked: rank === chosen }), `rank ${rank}`)));
   at("back").disabled = !earlier.length;
   at("place").hidden = shown.over;
   palette();
@@ -58,7 +59,7 @@ function draw() {
 function lane(rank, i) {
   const ops = rank.ops.map((op) => {
     const classes = ["op", op.kind, op.chunk && "later", op.critical && "critical", op.end === shown.time && "newest"];
-    const box = element("li", { class: classes.filter(Boolean).join(" ") }, String(op.microBatch));
+    const box = element("li", { class: classes.filter(Boolean).join(" ") }, `${op.end - op.start < 1 ? "" : op.kind}${op.microBatch}`);
     box.prepend(element("span", {}, `${op.name}, ${number(op.start)} to ${number(op.end)}: `));
     box.style.setProperty("--start", op.start);
     box.style.setProperty("--length", op.end - op.start);
@@ -72,7 +73,7 @@ function lane(rank, i) {
     element("i", { class: i < rank.kept ? "kept" : i < rank.peak ? "was" : "" }));
   const told = `${rank.kept} of ${shown.cap} in flight, at most ${rank.peak} so far`;
   const shelf = element("div", { class: "shelf", role: "img", "aria-label": told, title: told }, ...places);
-  return element("div", { class: i === chosen ? "lane chosen" : "lane" },
+  return element("div", { class: i === chosen ? "lane chosen" : "lane", "data-rank": i },
     element("div", {}, element("strong", {}, `rank ${i}`, element("small", {}, ` ${rank.kept}/${shown.cap}`)), shelf), track);
 }
 
@@ -134,14 +135,12 @@ function takeBack() {
   following().focus();
 }
 
-function end(guess) {
+function end() {
   const time = number(shown.time);
   const name = shown.names.length ? ` It is ${shown.names.join(", which here is the same as ")}.` : "";
   const par = `It is proven that ${number(shown.par)} is the least. ` +
     (shown.time > shown.par ? "So there is a shorter one: find it." : "No schedule on this board is shorter.");
-  const right = Number(guess) === shown.par ? "You predicted just that." : `You predicted ${guess}. `;
-  const told = [`Your step takes ${time} units, and its ranks are idle for ${percent(shown.idle)} of it.${name}`, par,
-    right + game.likely(board(), Number(guess))];
+  const told = [`Your step takes ${time} units, and its ranks are idle for ${percent(shown.idle)} of it.${name}`, par];
   paragraphs("verdict", told);
   at("cell").textContent = `import matplotlib.pyplot as plt\nfrom course_exercises import play\n\nplay("${link}")\nplt.show()`;
   at("command").textContent = `python -m course_utils play ${link}`;
@@ -177,6 +176,10 @@ at("rank").addEventListener("change", (event) => {
   draw();
   at("rank").querySelector(":checked").focus();
 });
+at("lanes").addEventListener("click", (event) => {
+  const lane = event.target.closest("[data-rank]");
+  if (lane && !shown.over) choose(Number(lane.dataset.rank));
+});
 at("hint").addEventListener("change", palette);
 at("back").addEventListener("click", takeBack);
 at("again").addEventListener("click", () => go(board()));
@@ -195,4 +198,4 @@ own.addEventListener("submit", (event) => {
   location.hash = `p${own.p.value}m${own.m.value}${own.kind.value}-cap${own.cap.value}`;
 });
 
-const update = instrument({ module: "playground.game", begin, board, draw: show, first: following });
+const update = instrument({ module: "playground.game", begin, board, unit: "units", guesses: (python) => python.guesses(board()), draw: show, first: following });

@@ -41,7 +41,7 @@ PYTHON = (
     "course_exercises/checks/positions.py",
     *(f"course_planner/{name}.py" for name in PLANNER),
     *("data/catalogue/models.json", "data/catalogue/gpus.json"),
-    *(f"playground/{name}.py" for name in ("game", "ring", "ledger", "layout", "plan")),
+    *(f"playground/{name}.py" for name in ("game", "guesses", "ring", "ledger", "layout", "plan")),
     "playground/pars.json",
 )
 

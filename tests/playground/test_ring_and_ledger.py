@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_piece_comes_when_what_stood_there_has_left():
     link = "n3"
     for piece in (1, 2, 0):
         link = send(link, 1, piece)
-    assert json.loads(ring.move(link, 0, 0))["said"].startswith("Step 3: rank 1 adds it")
+    assert json.loads(ring.move(link, 0, 0))["said"].startswith("Step 3: rank 1 adds piece 0")
 
 
 def test_an_address_is_played_as_far_as_it_can_be():
@@ -103,17 +104,29 @@ def test_the_fewest_ranks_fit_and_one_fewer_do_not(way):
 
 
 def test_tensor_parallelism_stays_in_a_node_and_a_pipeline_has_as_many_stages_as_layers():
-    assert [sum(ledger.held("TP", 8, ranks).values()) for ranks in (4, 8, 64)] == [32, 16, 16]
-    assert [sum(ledger.held("PP", 8, ranks).values()) for ranks in (8, 32, 64)] == [16, 4, 4]
+    assert [sum(ledger.held("tensor parallel", 8, ranks).values()) for ranks in (4, 8, 64)] == [
+        32,
+        16,
+        16,
+    ]
+    assert [sum(ledger.held("pipeline", 8, ranks).values()) for ranks in (8, 32, 64)] == [16, 4, 4]
 
 
-def test_wrong_predictions_are_told_from_right_ones():
-    assert ledger.likely(7.5, 64, 16.6) == ""  # ZeRO, 1910.02054, figure 1
-    assert "Stage 1 shards" in ledger.likely(7.5, 64, 31.4)
-    assert "one sort of bytes out" in ledger.likely(7.5, 64, 15.2)
-    assert "all ranks together" in ledger.likely(7.5, 64, 1065)
-    assert ring.likely(4, 18) == ""
-    assert "Half of the way" in ring.likely(4, 9)
+def test_what_one_may_predict_is_the_truth_and_what_mistakes_give():
+    told = {guess["value"]: guess["said"] for guess in json.loads(ledger.guesses(7.5, 64))}
+    assert list(told) == [1.64, 1.88, 16.64, 31.41, 120]
+    assert told[16.64] == "That is right."  # ZeRO, 1910.02054, figure 1
+    assert "That is ZeRO 1. Stage 1 shards" in told[31.41]
+    assert "one sort of bytes out" in told[1.64]
+    told = {guess["value"]: guess["said"] for guess in json.loads(ring.guesses(4))}
+    assert told[18] == "That is right." and "half of the way" in told[9] and len(told) == 5
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_values_to_choose_from_are_told_apart(n):
+    values = [guess["value"] for guess in json.loads(ring.guesses(n))]
+    assert len(values) > 2
+    assert all(more > 1.05 * less for less, more in pairwise(values))
 
 
 def test_the_cell_of_the_ledger_runs_on_ranks(capsys):
