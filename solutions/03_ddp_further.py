@@ -843,10 +843,10 @@ print(*sorted(torchrun(2, script, scratch(), "1800").splitlines()), sep="\n")
 
 # %% [markdown]
 # In this run every rank evaluates its share, and every rank calls the all-reduce. Now the faulty one, with a time
-# limit of 10 seconds. By default you would wait for half an hour.
+# limit of 20 seconds. By default you would wait for half an hour.
 
 # %% tags=["nbval-ignore-output"]
-print(torchrun(2, script, scratch(), "10", "--rank-0-only"))
+print(torchrun(2, script, scratch(), "20", "--rank-0-only"))
 
 # %% [markdown]
 # What torchrun calls the *root cause (first observed failure)* is the rank that reached its time limit first, and it

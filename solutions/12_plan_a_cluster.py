@@ -965,8 +965,8 @@ print(f"published: {measured_seconds:.0f} s")
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. Count first: 16 bytes a parameter, shared out by t, p and ZeRO, and $34\,s\,b\,W/t$ for each layer and
-#    micro-batch in flight, which d does not make smaller.
+# 1. Count first: 16 bytes a parameter, or 18 with float32 gradients, shared out by t, p and ZeRO, and
+#    $34\,s\,b\,W/t$ for each layer and micro-batch in flight, which d does not make smaller.
 # 2. A tensor rank sends in every layer, a stage once a micro-batch, a data rank once a step. Give them the links in
 #    this order, the fastest first.
 # 3. Trace the real program. It keeps and gathers what no formula says, and one rank of 16,384 fits on a laptop.

@@ -60,7 +60,7 @@ def time_lost(
     for (name, share), style in zip(shares.items(), ("--", ":")):
         ax.plot(taus, 100 * share, style, color=KIND_COLORS[name], label=name, lw=2.2)
     if simulated:
-        points = {"color": plots.COLORS["forward"], "mec": INK, "label": "simulated"}
+        points = {"color": "white", "mec": INK, "label": "simulated"}
         ax.plot(simulated.keys(), [100 * share for share in simulated.values()], "o", **points)
     best = (2 * save * mtbf) ** 0.5
     ax.axvline(best, color=GREY, lw=1)
