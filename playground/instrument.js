@@ -35,6 +35,10 @@ export const options = (select, choices) => select.replaceChildren(...choices.ma
 
 export const paragraphs = (id, texts) => at(id).replaceChildren(...texts.map((text) => element("p", {}, text)));
 
+// The verdict on a prediction, and the question for who wants to read it again.
+export const judged = (question, ...verdicts) => at("verdict").replaceChildren(...verdicts.map((text) => element("p", {}, text)),
+  element("details", { class: "soft" }, element("summary", {}, "The question"), element("p", {}, question)));
+
 export function say(text, no = false) {
   at("said").textContent = text;
   at("said").classList.toggle("no", no);

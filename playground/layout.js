@@ -1,4 +1,4 @@
-import { at, element, instrument, number, options, paragraphs, say } from "./instrument.js";
+import { at, element, instrument, judged, number, options, say } from "./instrument.js";
 
 const STARTS = { "2x4": "dp2.pp2.tp2", "2x8": "dp2.pp2.tp4", "4x8": "dp2.pp2.tp8" };
 const NAMES = { tp: "tensor ranks", dp: "data ranks", pp: "stages" };
@@ -20,7 +20,7 @@ function begin(address) {
 
 function show(python, verdict) {
   game = python;
-  paragraphs("verdict", [`The question: ${game.words(asked())} How many GB go to another machine? ${verdict}`]);
+  judged(`${game.words(asked())} How many GB does the busiest rank send to another machine?`, verdict);
   const [machines, node] = board().split("x").map(Number);
   const powers = Array.from({ length: 1 + Math.log2(machines * node) }, (_, i) => String(2 ** i));
   const form = at("sizes").elements;
@@ -41,7 +41,7 @@ function draw() {
   at("legend").replaceChildren(`Click a rank to see its groups. Those of rank ${chosen}: `, ...shown.groups.flatMap(({ name }) => [element("span", { class: `key ${name}` }), NAMES[name]]));
   at("groups").replaceChildren(...shown.groups.map((group) => {
     const where = group.ranks === 1 ? "nothing is sent" : group.crosses ? "between machines" : "inside a machine";
-    const told = `${number(group.sent)} GB a step, ${number(group.seconds)} s`;
+    const told = `${number(group.sent)} GB a step, ${Number(group.seconds.toPrecision(2))} s`;
     return element("li", {}, element("span", { class: `key ${group.name}` }), element("strong", {}, `${group.ranks} ${NAMES[group.name]}`), " ",
       element("strong", { class: group.crosses ? "not" : "fits" }, where), " ", element("span", { class: "soft" }, group.ranks > 1 ? told : ""));
   }));

@@ -110,12 +110,16 @@ def words(link: str) -> str:
     told = [f"{sent[name] / 1e9:.3g} GB to {GROUPS[name]}" for name in GROUPS if sent[name]]
     apart, near = 1, []
     for name in _order(layout):
-        near.append(f"{names[name]} (0 and {apart})")
+        near.append(
+            f"{names[name]} are neighbours (0 and {apart})"
+            if not near
+            else f"{names[name]} (0 and {apart})"
+        )
         apart *= getattr(layout, name)
     return (
         f"{board.model} trains on {board.machines} machines of {board.node} GPUs: {layout.tp} tensor ranks, {layout.dp} "
-        f"data ranks, {layout.pp} stages. In a step the busiest rank sends {', '.join(told)}. Neighbours are "
-        f"{', then '.join(near)}. Ranks 0 to {board.node - 1} are on the first machine."
+        f"data ranks, {layout.pp} stages. In a step the busiest rank sends {', '.join(told)}. First "
+        f"{', then come '.join(near)}. Ranks 0 to {board.node - 1} are on the first machine."
     )
 
 

@@ -1,4 +1,4 @@
-import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
+import { at, element, instrument, judged, number, say } from "./instrument.js";
 
 const ADDRESS = /^(\d{1,4}(?:\.\d)?)\/([1-9]\d{0,4})\/([1-9]\d{0,3})$/;
 let game; // the course's Python, as soon as it runs
@@ -20,7 +20,7 @@ function begin(address) {
 function show(python, verdict) {
   game = python;
   at("end").hidden = false;
-  paragraphs("verdict", [`The question: ${words(asked)} How many GB does a rank hold under ZeRO 2? ${verdict}`]);
+  judged(`${words(asked)} How many GB does a rank hold under ZeRO 2?`, verdict);
   draw();
 }
 

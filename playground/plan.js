@@ -1,4 +1,4 @@
-import { at, element, instrument, number, options, paragraphs, say } from "./instrument.js";
+import { at, element, instrument, judged, number, options, say } from "./instrument.js";
 
 const STARTS = {
   "8xH100": "tp1.pp1.z3.b1.selective",
@@ -28,8 +28,8 @@ function show(python, verdict) {
   words = JSON.parse(game.vocabulary());
   const limit = localStorage.getItem(kept());
   const most = limit === truth.limit ? "as you predicted" : `you predicted ${words.limits[limit] ?? "nothing"}`;
-  paragraphs("verdict", [`The question: ${game.words(asked())} How many GiB does the fullest rank hold? ${verdict}`,
-    `Most of a step goes into ${words.limits[truth.limit] ?? truth.limit}; ${most}.`]);
+  judged(`${game.words(asked())} How many GiB does the fullest rank hold?`, verdict,
+    `Most of a step goes into ${words.limits[truth.limit] ?? truth.limit}; ${most}.`);
   const gpus = parseInt(board(), 10);
   const powers = Array.from({ length: 1 + Math.log2(gpus) }, (_, i) => String(2 ** i));
   const form = at("sizes").elements;
@@ -65,7 +65,7 @@ function draw() {
   bar("memory", shown.held, Math.max(shown.room, shown.total), "GiB", shown.room);
   bar("time", shown.parts, shown.seconds, "s");
   const first = shown.fits ? "It fits" : "It does not fit";
-  say(`${first}: ${number(shown.total)} of ${number(shown.room)} GiB. A step takes ${number(shown.seconds)} s, ${Math.round(shown.tokens).toLocaleString("en")} tokens a second, with ${shown.dp} data ranks. Find a shorter step, then ask the planner.`, !shown.fits);
+  say(`${first}: ${number(shown.total)} of ${number(shown.room)} GiB. A step takes ${number(shown.seconds)} s, ${Math.round(shown.tokens).toLocaleString("en")} tokens a second, with ${shown.dp} data ranks.${link === asked() ? " Find a shorter step, then ask the planner." : ""}`, !shown.fits);
   at("cell").textContent = game.cell(link);
 }
 

@@ -138,7 +138,10 @@ def guesses(link: str) -> str:
             whole,
             "You count the whole state of the rank's part of the model. ZeRO shards it among data ranks.",
         ),
-        (right - states, "You count activations alone. The model's state comes on top."),
+        (
+            right - states,
+            "You count activations and temporary tensors alone. The model's state comes on top.",
+        ),
         (right * board.gpus, "You count the bytes of all ranks together. A rank holds its own."),
     ]
     return _guesses(right, mistakes)

@@ -1,4 +1,4 @@
-import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
+import { at, element, instrument, judged, number, paragraphs, say } from "./instrument.js";
 
 const BEGIN = "Begin: click a piece. Its rank sends it to the next one.";
 const ADDRESS = /^n([2-4])(\/(\d\d)*)?$/;
@@ -17,7 +17,7 @@ function begin(asked) {
 function draw(python, verdict) {
   game = python;
   const shown = JSON.parse(game.view(link));
-  at("reminder").textContent = `${at("rules").textContent} ${verdict}`;
+  judged(at("rules").textContent, verdict);
   at("ranks").className = at("hint").checked && !shown.over ? "hint" : "";
   at("ranks").replaceChildren(...shown.ranks.map((rank, i) => row(rank, i, shown)));
   at("legend").replaceChildren("What is in a piece: ", ...shown.ranks.flatMap((_, i) => [element("span", { class: `key rank${i}` }), `rank ${i}'s numbers`]));
@@ -54,7 +54,7 @@ function end(shown) {
   const least = even && shown.steps === shown.stepsPar
     ? "That is the least: each rank sends 2 (n - 1)/n of its gradients, in 2 (n - 1) steps in which all ranks send."
     : `The least is ${number(shown.par)} MB for each rank, in ${shown.stepsPar} steps: let all ranks send in every step.`;
-  paragraphs("verdict", [`The busiest has sent ${number(shown.most)} MB, in ${shown.steps} steps. ${least}`]);
+  paragraphs("result", [`The busiest has sent ${number(shown.most)} MB, in ${shown.steps} steps. ${least}`]);
   at("cell").textContent = game.cell(link);
   at("end").hidden = false;
   at("truth").focus();

@@ -1,4 +1,4 @@
-import { at, element, instrument, number, paragraphs, say } from "./instrument.js";
+import { at, element, instrument, judged, number, paragraphs, say } from "./instrument.js";
 
 const BOARD = /^p([2-4])m([1-8])(v1|v2|V2)-(FBW?)-cap(\d\d?)(\/|$)/;
 const WORDS = { F: "forward", B: "backward", W: "its second half: the gradient of the weights" };
@@ -22,8 +22,8 @@ function begin(asked) {
   const turn = v === "V2" ? " The line turns at the last rank and comes back, so rank 0 has its first chunk and its last." : "";
   const pieces = v[1] === "2" ? ` Each rank holds 2 chunks, and a pass through a chunk takes half as long.${turn}` : "";
   const halves = kinds === "FBW" ? " W must follow its B, and no other rank waits for it." : "";
-  at("rules").textContent = `There are ${p} ranks and ${m} micro-batches. ${work}.${pieces}${halves} ` +
-    `A rank may have at most ${cap} in flight, which have gone forward and not yet ${kinds === "FBW" ? "through W" : "back"}.`;
+  at("rules").textContent = `${p} ranks, ${m} micro-batch${m > 1 ? "es" : ""}. ${work}.${pieces}${halves} ` +
+    `Between F and ${kinds === "FBW" ? "W" : "B"} a micro-batch is in flight${v[1] === "2" ? " in its chunk" : ""}: at most ${cap} on a rank.`;
   const passes = [...kinds].join(", ").replace(/, (?=\w$)/, " and ");
   at("keys").textContent = `Keys: 0 to ${p - 1} choose a rank, ${passes} place its next pass, U takes back.`;
 }
@@ -32,17 +32,17 @@ function show(python, verdict) {
   game = python;
   if (!earlier.length) link = game.playable(link);
   shown = JSON.parse(game.view(link));
-  at("reminder").textContent = `${at("rules").textContent} ${verdict}`;
+  judged(at("rules").textContent, verdict);
   draw();
   if (shown.over) end();
 }
 
 function draw() {
-  const units = Math.max(shown.time, shown.par, 3 * shown.microBatches) + 1;
+  const units = Math.max(shown.time, shown.par, 3 * shown.microBatches) + 1.5;
   at("lanes").style.setProperty("--units", units);
   at("lanes").replaceChildren(...shown.ranks.map(lane), axis(units));
   const kinds = [...shown.kinds].flatMap((kind) => [element("span", { class: `key ${kind}` }), `${kind}: ${WORDS[kind]}`]);
-  at("legend").replaceChildren(...kinds, element("span", { class: "key critical" }), "a critical path", element("span", { class: "shelf key-shelf" }, element("i", { class: "kept" }), element("i", { class: "was" })), "in flight; the most so far");
+  at("legend").replaceChildren(...kinds, element("span", { class: "key critical" }), "a critical path", element("span", { class: "shelf key-shelf" }, element("i", { class: "kept" })), "in flight", element("span", { class: "shelf key-shelf" }, element("i", { class: "was" })), "the most so far");
   at("time").textContent = `${number(shown.time)} (par ${number(shown.par)})`;
   at("idle").textContent = percent(shown.idle);
   const placed = shown.ranks.some((rank) => rank.ops.length);
@@ -141,7 +141,7 @@ function end() {
   const par = `It is proven that ${number(shown.par)} is the least. ` +
     (shown.time > shown.par ? "So there is a shorter one: find it." : "No schedule on this board is shorter.");
   const told = [`Your step takes ${time} units, and its ranks are idle for ${percent(shown.idle)} of it.${name}`, par];
-  paragraphs("verdict", told);
+  paragraphs("result", told);
   at("cell").textContent = `import matplotlib.pyplot as plt\nfrom course_exercises import play\n\nplay("${link}")\nplt.show()`;
   at("command").textContent = `python -m course_utils play ${link}`;
   at("end").hidden = false;
@@ -178,7 +178,9 @@ at("rank").addEventListener("change", (event) => {
 });
 at("lanes").addEventListener("click", (event) => {
   const lane = event.target.closest("[data-rank]");
-  if (lane && !shown.over) choose(Number(lane.dataset.rank));
+  if (!lane || shown.over) return;
+  choose(Number(lane.dataset.rank));
+  say(`Choose a pass for rank ${chosen}, below.`);
 });
 at("hint").addEventListener("change", palette);
 at("back").addEventListener("click", takeBack);
