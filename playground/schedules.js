@@ -16,14 +16,14 @@ function begin(asked) {
   link = BOARD.test(asked) ? asked : "p2m3v1-FB-cap2";
   chosen = 0;
   earlier = [];
-  say(link === board() ? "Begin: place F0 on rank 0." : "");
+  say(link === board() ? "Begin: click rank 0's row, or F0." : "");
   const [, p, m, v, kinds, cap] = BOARD.exec(link);
   const work = kinds === "FBW" ? "F, B and W take 1 unit of time each" : "F takes 1 unit of time, B takes 2";
   const turn = v === "V2" ? " The line turns at the last rank and comes back, so rank 0 has its first chunk and its last." : "";
   const pieces = v[1] === "2" ? ` Each rank holds 2 chunks, and a pass through a chunk takes half as long.${turn}` : "";
   const halves = kinds === "FBW" ? " W must follow its B, and no other rank waits for it." : "";
   at("rules").textContent = `${p} ranks, ${m} micro-batch${m > 1 ? "es" : ""}. ${work}.${pieces}${halves} ` +
-    `Between F and ${kinds === "FBW" ? "W" : "B"} a micro-batch is in flight${v[1] === "2" ? " in its chunk" : ""}: at most ${cap} on a rank.`;
+    `On a rank, at most ${cap} may be between F and ${kinds === "FBW" ? "W" : "B"} (in flight).`;
   const passes = [...kinds].join(", ").replace(/, (?=\w$)/, " and ");
   at("keys").textContent = `Keys: 0 to ${p - 1} choose a rank, ${passes} place its next pass, U takes back.`;
 }
@@ -180,7 +180,9 @@ at("lanes").addEventListener("click", (event) => {
   const lane = event.target.closest("[data-rank]");
   if (!lane || shown.over) return;
   choose(Number(lane.dataset.rank));
-  say(`Choose a pass for rank ${chosen}, below.`);
+  const [kind, other] = [...shown.kinds].filter((each) => shown.ranks[chosen].left[next(each)] === null);
+  if (kind && !other) place(next(kind));
+  else say(kind ? `Choose a pass for rank ${chosen}, below.` : `Nothing may go on rank ${chosen} now: another rank comes first.`);
 });
 at("hint").addEventListener("change", palette);
 at("back").addEventListener("click", takeBack);

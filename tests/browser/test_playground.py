@@ -61,7 +61,8 @@ def test_a_schedule_is_played_by_keyboard(page, pages, screenshots: Path) -> Non
     page.goto(f"{pages}index.html")
     page.get_by_role("link", name="fill a pipeline").click()
     predict(page, "9 units")
-    press(page, "0 f f b")
+    page.locator("[data-rank='0'] .track").click()  # only F0 may go there
+    press(page, "f b")
     said = page.get_by_role("status")
     assert said.inner_text() == "B0 cannot go there: rank 1 has to run B0 first."
     press(page, "1 f b u b f b 0 b f 1 f b 0 b b")
