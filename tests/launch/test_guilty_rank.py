@@ -62,6 +62,22 @@ def raises_and_goes_on_in_finally(rank, guilty):
         dist.barrier()
 
 
+@says(
+    "rank {guilty} raised RuntimeError: no config, which was caused by KeyError: 'shards'",
+    "After that it called barrier, in an except or finally",
+)
+def raises_from_another_and_goes_on(rank, guilty):
+    try:
+        if rank == guilty:
+            try:
+                {}["shards"]
+            except KeyError as error:
+                raise RuntimeError("no config") from error  # <- here
+        dist.all_reduce(ones())
+    finally:
+        dist.barrier()
+
+
 @says("rank {guilty} raised ValueError: corrupt shard", "RuntimeError: no data")
 def raises_first(rank, guilty):
     if rank == guilty:

@@ -252,8 +252,12 @@ def _handled(error):
     if error is None:
         return None
     own = [line for at in traceback.walk_tb(error.__traceback__) if (line := _line(*at))]
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return type(error).__name__, text[:200], own[-1] if own else None
+    text = ", which was caused by ".join(
+        "".join(traceback.format_exception_only(each)).strip()[:200]
+        for each in (error, error.__cause__)
+        if each
+    )
+    return type(error).__name__, text, own[-1] if own else None
 
 
 def _looks(tensors):
