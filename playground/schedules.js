@@ -23,7 +23,7 @@ function begin(asked) {
   const pieces = v[1] === "2" ? ` Each rank holds 2 chunks, and a pass through a chunk takes half as long.${turn}` : "";
   const halves = kinds === "FBW" ? " W must follow its B, and no other rank waits for it." : "";
   at("rules").textContent = `${p} ranks, ${m} micro-batch${m > 1 ? "es" : ""}. ${work}.${pieces}${halves} ` +
-    `On a rank, at most ${cap} may be between F and ${kinds === "FBW" ? "W" : "B"} (in flight).`;
+    `A rank may hold at most ${cap} micro-batch${cap > 1 ? "es" : ""} between F and ${kinds === "FBW" ? "W" : "B"} (in flight).`;
   const passes = [...kinds].join(", ").replace(/, (?=\w$)/, " and ");
   at("keys").textContent = `Keys: 0 to ${p - 1} choose a rank, ${passes} place its next pass, U takes back.`;
 }
@@ -42,7 +42,7 @@ function draw() {
   at("lanes").style.setProperty("--units", units);
   at("lanes").replaceChildren(...shown.ranks.map(lane), axis(units));
   const kinds = [...shown.kinds].flatMap((kind) => [element("span", { class: `key ${kind}` }), `${kind}: ${WORDS[kind]}`]);
-  at("legend").replaceChildren(...kinds, element("span", { class: "key critical" }), "a critical path", element("span", { class: "shelf key-shelf" }, element("i", { class: "kept" })), "in flight", element("span", { class: "shelf key-shelf" }, element("i", { class: "was" })), "the most so far");
+  at("legend").replaceChildren(...kinds, element("span", { class: "key critical" }), "a critical path", element("span", { class: "shelf key-shelf" }, element("i", { class: "kept" })), "in flight", element("span", { class: "shelf key-shelf" }, element("i", { class: "was" })), "the most at once so far");
   at("time").textContent = `${number(shown.time)} (par ${number(shown.par)})`;
   at("idle").textContent = percent(shown.idle);
   const placed = shown.ranks.some((rank) => rank.ops.length);
@@ -156,6 +156,7 @@ function next(kind) {
 }
 
 function choose(rank) {
+  if (rank !== chosen) say("");
   chosen = rank;
   draw();
   following().focus();
