@@ -105,7 +105,14 @@ def test_a_model_that_fits_once_it_is_sharded_may_be_too_large_before(capsys):
         main([*question, hardware, "--layout", layout])
         said = capsys.readouterr().out
         assert "which fits in" in said
-        assert ("it needs 25.1 GiB: make it on the meta device" in said) == told
+        assert ("needs 25.1 GiB: make it on the meta device" in said) == told
+
+
+def test_a_list_of_plans_says_so_too(capsys):
+    """llama-cookbook#100: FSDP's layout fits, and making the model for it did not."""
+    question = "plan --model Llama-2-7B --seq 512 --batch 8 --gpus 8 --hardware 4090 --only zero=3"
+    main(question.split())
+    assert capsys.readouterr().out.count("needs 25.1 GiB: make it on the meta device") == 1
 
 
 def test_groups_that_shard_within_a_node():
