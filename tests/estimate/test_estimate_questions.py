@@ -94,6 +94,18 @@ def test_offloading_is_not_estimated(capsys):
     assert re.search(r"Not tried: .*offloading", capsys.readouterr().out, re.DOTALL)
 
 
+def test_a_model_larger_than_a_gpu_trains_with_fsdp_alone(capsys):
+    """simplescaling/s1#25: a GPU gathers a block at a time, and holds no copy of the whole model. What
+    does not fit with 32,768 tokens is activations."""
+    question = (
+        "plan --model Qwen3-32B --gpus 16 --batch 16 --hardware A100 --only dp=16,zero=3 --seq"
+    )
+    main([*question.split(), "4096"])
+    assert "dp 16 x cp 1 x pp 1 x tp 1" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="30.5 GiB are parameters, gradients and optimizer, the"):
+        main([*question.split(), "32768"])
+
+
 def test_a_model_that_fits_once_it_is_sharded_may_be_too_large_before(capsys):
     """7 billion parameters are 25 GiB before fully_shard, and a 4090 has 23.6."""
     question = ["plan", "--model", "Llama-2-7B", "--seq", "512", "--hardware"]
