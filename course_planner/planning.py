@@ -154,6 +154,15 @@ def _print_plans(question: Question, plans: Sequence[Plan]) -> None:
     head = ["most of it", "seconds a step", "tokens/s of a GPU", "MFU"]
     if rows:
         print_table([*head, *["days"] * bool(question.tokens), "GiB", "layout"], rows, words=1)
+    _print_before_sharding(question, plans)
+
+
+def _print_before_sharding(question: Question, plans: Sequence[Plan]) -> None:
+    made = 4 * counting.parameters(question.model)
+    if made > question.hardware.hbm_bytes and any(plan.layout.zero == 3 for plan in plans):
+        print(
+            f"  made whole before ZeRO 3 shards it, the model needs {gib(made)} GiB: make it on the meta device"
+        )
 
 
 def _print_plan(asked: argparse.Namespace, question: Question, plan: Plan) -> None:
@@ -167,11 +176,7 @@ def _print_plan(asked: argparse.Namespace, question: Question, plan: Plan) -> No
         f"  together {gib(total)} GiB, which {fitting(plan.memory, question.hardware, asked.hardware)}; "
         f"the allocator takes {gib(spare)} more where there is room"
     )
-    made = 4 * counting.parameters(question.model)
-    if plan.layout.zero == 3 and made > question.hardware.hbm_bytes:
-        print(
-            f"  made whole before it is sharded, it needs {gib(made)} GiB: make it on the meta device"
-        )
+    _print_before_sharding(question, [plan])
     print("\na step takes, in seconds")
     parts = sorted(plan.time.parts.items(), key=lambda part: -part[1])
     share = [[kind, short(part), f"{part / plan.time.seconds:.0%}"] for kind, part in parts]

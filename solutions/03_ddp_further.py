@@ -959,6 +959,12 @@ plt.show()
 #   (`process_group=`).
 # * **A parameter that is not used.** It costs a walk through the graph in each step. If the set of used parameters
 #   never changes, `DDP(..., static_graph=True)` finds it out once.
+# * **Slow links.** DDP's `powerSGD_hook` sends two thin matrices in place of a gradient ([Vogels et al.
+#   2019](https://arxiv.org/abs/1905.13727)). Local SGD averages parameters after many steps of each rank, and DiLoCo
+#   hands their average change to a second optimizer ([Douillard et al. 2023](https://arxiv.org/abs/2311.08105)). None
+#   of these ends with the parameters of one process.
+# * **Other launchers.** [Monarch](https://github.com/meta-pytorch/monarch) starts processes on many machines from a
+#   notebook, and calls methods of objects in them. It is experimental.
 
 # %% [markdown]
 # ### 3.7 Your own script: accumulate, and count characters

@@ -1155,6 +1155,7 @@ plt.show()
 # * With chunks, the last rank also sends to the first: on two nodes 2v - 1 boundaries cross the slow link, in place
 #   of one. On a V of two chunks it is two.
 # * On a V rank 0 has the embedding and the head of a language model, so they can share a weight without a message.
+# * A stage can itself be cut among tensor ranks. Since PyTorch 2.13 `PipelineStage` takes and sends DTensors.
 #
 # ## 9. Remember
 #

@@ -973,7 +973,8 @@ for W in (2_048, 4_096, 8_192, 16_384):  # at 400 TFLOP/s, with links of 450 GB/
 # ## 8. On a cluster: your own script
 #
 # * The group mostly stays inside a machine, because each layer waits for its all-reduce. Libraries cut the all-reduce
-#   into pieces that overlap with the products (in PyTorch: asynchronous tensor parallelism).
+#   into pieces that overlap with the products (in PyTorch: asynchronous tensor parallelism, through *symmetric memory*,
+#   which other GPUs read directly).
 # * Between machines there is data parallelism or a pipeline, in a second dimension of the mesh:
 #   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("data", "tensor"))`. Chapter 7 combines them.
 # * All ranks of a group read the same batch.

@@ -708,6 +708,9 @@ plt.show()
 # * Sequence parallelism sends as much as tensor parallelism alone and keeps less, so use both together. The number of
 #   tokens has to be a multiple of the ranks.
 # * It is not context parallelism, in which attention itself is cut by tokens (chapter 10).
+# * Whole logits are large: 128,000 numbers for each token of Llama 3. Beside cutting the vocabulary, one can compute head
+#   and loss for some tokens at a time. `nn.LinearCrossEntropyLoss` does it with
+#   `options=nn.LinearCrossEntropyOptions()` (since PyTorch 2.13).
 #
 # ## 9. Remember
 #

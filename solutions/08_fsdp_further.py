@@ -1499,6 +1499,9 @@ for machines in (2, 8, 64):
 #       block.set_modules_to_forward_prefetch(following)
 #   ```
 #
+# * **Eight bits.** [torchao](https://docs.pytorch.org/ao/stable/) and Transformer Engine multiply in float8, and with
+#   torchao `fully_shard` gathers weights in it. MXFP8 and NVFP4 have a scale for each 32 or 16 numbers. All need GPUs
+#   from Hopper or Blackwell on. The planner counts float8: `plan --precision fp8`.
 # * **Branches.** If ranks take different branches inside a unit, each has gradients for other parameters, and the
 #   reductions do not match. Since PyTorch 2.13 `set_reduce_scatter_unused_params(True)` sends zeros for those without.
 #

@@ -629,8 +629,9 @@ print("all gradients added up over all ranks: largest difference", found)
 # ### With PyTorch
 #
 # PyTorch has the parts of such a layer, but not the layer. `all_to_all_single_autograd` is the exchange with its
-# backward; it takes the receiving splits first. `fully_shard` (chapter 8) cuts the experts over their copies and
-# everything else over all ranks. A list of modules becomes one unit, so all experts of a rank take one all-gather.
+# backward; it takes the receiving splits first. (A functional *sum* has a backward, too, which is not always the right
+# one: 06 further, section 5.) `fully_shard` (chapter 8) cuts the experts over their copies and everything else over all
+# ranks. A list of modules becomes one unit, so all experts of a rank take one all-gather.
 # By default `fully_shard` *averages* gradients over the ranks that it cuts over: two for the experts, four for the rest.
 # Our shares add up, so both divide by 1.
 

@@ -450,7 +450,7 @@ compare(
 # %% [markdown]
 # There are sixteen passes and nine gathers. A stage keeps the parameters after a backward pass until its next
 # forward pass has ended, and under 1F1B most forward passes follow a backward pass. The formula of ZeRO's paper, which
-# has no pipeline, gives 16. The program says 9, so `estimate.traffic` counts 9.
+# has no pipeline, gives 16; `estimate.traffic` counts 9.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: real ranks, seconds, and the search
@@ -861,8 +861,7 @@ for convention in ("6n+attention", "torchtitan", "causal"):
 # %% [markdown]
 # The first convention counts the embedding as if it multiplied, and the second does not. The third counts only the
 # half of attention that a causal mask leaves. For this run the first is 12 % larger than the third. How many times as
-# large as the third is it for Llama 3 405B with 131,072 tokens of context? (405.85 billion parameters, 126 layers,
-# width 16,384.)
+# large as the third is it for Llama 3 405B with 131,072 tokens of context?
 
 # %% tags=["prediction"]
 matrices, scores = 6 * 405.85e9, 12 * 126 * 16_384  # FLOPs of a token; these times the context
@@ -935,17 +934,20 @@ Explorer(
 # %% [markdown]
 # ## 8. On a cluster: measure little, then plan
 #
-# On a cluster you can replace the defaults by what *that* cluster does. Each of these steps takes minutes:
+# Replace the defaults by what *your* cluster does, each in minutes:
 #
 # 1. **The links.** Run nccl-tests' `all_reduce_perf` on one node: its *busbw* is `intra_bandwidth`. Run it on two
-#    nodes with *one GPU each*: its busbw is `inter_bandwidth`, which is the rate of one network card. (With all GPUs
-#    of both nodes, busbw is the rate of all cards together; divide it by the GPUs of a node.) Half the time of
-#    a small message between two GPUs is the latency.
-# 2. **A few steps.** Train some steps with three or four layouts on 1, 2 and 4 nodes, with few layers. Each is a `Row`:
-#    model, layout, sequence length, seconds. `calibrate` takes them.
+#    nodes with *one GPU each*: its busbw is `inter_bandwidth`, the rate of one network card. (With all GPUs, divide it
+#    by those of a node.) Half the time of a small message between two GPUs is the latency.
+# 2. **A few steps.** Train three or four layouts on 1, 2 and 4 nodes, with few layers. Each is a `Row` for `calibrate`:
+#    model, layout, sequence length, seconds.
 # 3. **The memory.** Trace the real program with the layout that you want. Run that rank's stage on one GPU, and
-#    compare with `torch.cuda.max_memory_allocated()`. The difference is what no formula knows.
-# 4. **The plan.** Search with the calibration, look at what limits the first ten plans, and try two or three.
+#    compare with `torch.cuda.max_memory_allocated()`. The allocator's snapshot shows memory by time, and which line
+#    took it: `torch.cuda.memory._record_memory_history()` before, `_dump_snapshot("step.pickle")` after, for
+#    [memory_viz](https://pytorch.org/memory_viz). On CPUs chapter 8's `Meter` shows parameters and gradients.
+# 4. **The slow rank.** Is a step longer than the interval? Profile all ranks, and sort them by their seconds in
+#    collectives. The one with the fewest keeps the others waiting (03 further).
+# 5. **The plan.** Search with the calibration, look at what limits the first ten plans, and try two or three.
 #
 # How much does a calibration narrow the interval for the trillion? Of Megatron's rows, the smallest model comes
 # first: its layout splits neither tensors nor layers.
@@ -965,11 +967,11 @@ print(f"published: {measured_seconds:.0f} s")
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. Count first: 16 bytes a parameter, or 18 with float32 gradients, shared out by t, p and ZeRO, and
-#    $34\,s\,b\,W/t$ for each layer and micro-batch in flight, which d does not make smaller.
+# 1. Count first: 16 or 18 bytes a parameter, shared out by t, p and ZeRO, and $34\,s\,b\,W/t$ for each layer and
+#    micro-batch in flight, which d does not make smaller.
 # 2. A tensor rank sends in every layer, a stage once a micro-batch, a data rank once a step. Give them the links in
-#    this order, the fastest first.
-# 3. Trace the real program. It keeps and gathers what no formula says, and one rank of 16,384 fits on a laptop.
+#    this order, fastest first.
+# 3. Trace the real program. It keeps and gathers what no formula says; one rank of 16,384 fits on a laptop.
 # 4. The time of a step adds up what waits, and takes the longest of what overlaps. Calibrate its constants, and state
 #    the interval.
 # 5. Look at every stage. Ask of each MFU how it was counted, and of which peak it is a share.
@@ -979,5 +981,4 @@ print(f"published: {measured_seconds:.0f} s")
 # * The papers that are linked above.
 # * A. Chowdhery et al., *PaLM*, 2022, [arXiv 2204.02311](https://arxiv.org/abs/2204.02311): appendix B, MFU.
 # * [torchtitan](https://github.com/pytorch/torchtitan): `benchmarks`.
-# * PyTorch: [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
-#   [`torch.distributed.pipelining`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
+# * PyTorch: [snapshots of the allocator](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html).

@@ -130,6 +130,20 @@ def _present(ax: Axes, members: list[dict], start: float) -> None:
         ax.text(born, row + 0.28, label, va="bottom", fontsize=9)
 
 
+def until_a_step_counts(seconds: dict[str, list[float]]) -> Figure:
+    """How long it took after a kill, for each way to go on: a dot for each run, on one axis of time."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.4))
+    for row, times in enumerate(reversed(seconds.values())):
+        ax.plot(times, [row] * len(times), "o", ms=9, color=KIND_COLORS["recovery"], mec=INK)
+    ax.set_yticks(range(len(seconds)), [*reversed(seconds)])
+    ax.set_xscale("log")
+    ax.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+    ax.minorticks_off()
+    ax.set(xlabel="seconds from a kill until a step counts again", ylim=(-0.6, len(seconds) - 0.4))
+    ax.set_title("Who goes on has lost little, who begins again ten seconds")
+    return figure
+
+
 def uses(counts: dict[str, Tensor]) -> Figure:
     """How often each sample of an epoch was used, in the epoch's order, for each way to go on."""
     figure, panels = plt.subplots(1, len(counts), sharey=True, figsize=(plots.WIDTH, 2.8))

@@ -34,6 +34,7 @@ def closed():
         *(ch06.one_station, ch06.two_cuts, ch06.heads, ch06.block, ch06.vocabulary),
         lambda: ch06.block_times(lambda n, *sizes, between: (16 / n, 32 / between), 64, 8),
         ch09.two_sites,
+        lambda: ch09.until_a_step_counts({"the group": [0.4], "torchrun, a node": [12, 21]}),
         lambda: ch09.uses({"kept": torch.ones(8), "from zero": torch.tensor([2, 1, 0, 0])}),
         lambda: ch11.queues(LOAD, 24, "queues"),
         decision.decision_guide,

@@ -178,8 +178,12 @@ MOMENTS = [read_nothing_for_a_moment, see_nothing_for_a_moment]
 
 # By world size, in this order; one launch each, since starting the ranks is what takes long.
 RUNS = {
-    4: [Run("resharded", steps=3), Run("copies", "--shard-within 2", steps=3)],
-    3: [Run("three")],
+    4: [
+        Run("resharded", steps=3),
+        Run("copies", "--shard-within 2", steps=3),
+        Run("epoch_ended", "--save-every 3", steps=3),
+    ],
+    3: [Run("three"), Run("epoch_ended", "--save-every 3")],
     2: [
         Run("two"),
         Run("two", steps=0),
@@ -281,6 +285,13 @@ def test_a_run_that_must_not_go_on_says_why(runs, folder):
 def test_any_number_of_ranks_and_pieces_ends_with_the_parameters_of_one(runs, name):
     assert runs.apart(name) <= 1e-6
     check_samples(runs[name], SAMPLES, BATCH, EPOCHS)
+
+
+def test_an_epoch_that_ended_with_a_save_is_over_and_the_next_one_is_whole(runs):
+    """pytorch/data#1437: with the position at its end restored, the next epoch was empty."""
+    assert steps_resumed(runs["epoch_ended"]) == [0, 3]
+    assert runs.apart("epoch_ended") <= 1e-6
+    check_samples(runs["epoch_ended"], SAMPLES, BATCH, EPOCHS)
 
 
 def test_without_the_option_no_rank_writes_at_each_step(runs):

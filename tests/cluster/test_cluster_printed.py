@@ -1,7 +1,10 @@
 """The commands that the pages print: each can restart, and one survives kill after kill."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,19 @@ def test_torchrun_knows_the_options_of_the_local_command():
     (command,) = commands(LOCAL)
     agent = torchrun.parse_args(shlex.split(command)[2:])
     assert agent.max_restarts == 100 and agent.local_addr == "127.0.0.1"
+
+
+def test_torchrun_binds_to_the_cores_beside_a_gpu_and_ends_where_there_is_none(tmp_path: Path):
+    page = (ROOT / "cluster/before_the_first_run.md").read_text()
+    (option,) = set(re.findall(r"--numa-binding=\w+", page))
+    (tmp_path / "nothing.py").touch()
+    command = [sys.executable, "cluster/agent.py", option, "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", tmp_path / "nothing.py"]
+    without = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(
+        command, check=False, env=without, cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode and "No accelerator available for NUMA binding" in run.stderr
 
 
 def test_a_worker_killed_again_and_again_under_the_local_command_changes_nothing(

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import flop_counter
 
 import course_planner as estimate
-from course_planner import Layout, Model
+from course_planner import Layout, Model, fake
 from course_planner.counting import layer_parameters
 from course_utils.comm import versions
 from course_utils.launch import launch
@@ -170,3 +171,18 @@ def test_16384_ranks_to_the_last_digit_in_one_and_a_half_gigabytes():
     exact, size = json.loads(ran.stdout)
     assert exact
     assert size <= bench_trace.BYTES
+
+
+@pytest.mark.parametrize("heads", [8, 2])
+def test_attention_on_the_cpu_counts_as_on_a_gpu_whatever_heads_the_keys_have(heads):
+    """PyTorch 2.11 counts no attention with fewer heads of keys than of queries."""
+    formulas, known = fake._formulas(), flop_counter.flop_registry
+    q, k = torch.empty(1, 8, 16, 4), torch.empty(1, heads, 16, 4)
+    repeated = k.repeat_interleave(8 // heads, dim=1)
+    for way, before in (("", ()), ("_backward", (q,))):
+        cpu, gpu = (
+            getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{kind}{way}")
+            for kind in ("_for_cpu", "")
+        )
+        expected = known[gpu](*before, q, repeated, repeated, out_val=q)
+        assert formulas[cpu](*before, q, k, k, out_val=q) == expected

@@ -94,6 +94,18 @@ def test_offloading_is_not_estimated(capsys):
     assert re.search(r"Not tried: .*offloading", capsys.readouterr().out, re.DOTALL)
 
 
+def test_a_model_larger_than_a_gpu_trains_with_fsdp_alone(capsys):
+    """simplescaling/s1#25: a GPU gathers a block at a time, and holds no copy of the whole model. What
+    does not fit with 32,768 tokens is activations."""
+    question = (
+        "plan --model Qwen3-32B --gpus 16 --batch 16 --hardware A100 --only dp=16,zero=3 --seq"
+    )
+    main([*question.split(), "4096"])
+    assert "dp 16 x cp 1 x pp 1 x tp 1" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="30.5 GiB are parameters, gradients and optimizer, the"):
+        main([*question.split(), "32768"])
+
+
 def test_a_model_that_fits_once_it_is_sharded_may_be_too_large_before(capsys):
     """7 billion parameters are 25 GiB before fully_shard, and a 4090 has 23.6."""
     question = ["plan", "--model", "Llama-2-7B", "--seq", "512", "--hardware"]
@@ -105,7 +117,14 @@ def test_a_model_that_fits_once_it_is_sharded_may_be_too_large_before(capsys):
         main([*question, hardware, "--layout", layout])
         said = capsys.readouterr().out
         assert "which fits in" in said
-        assert ("it needs 25.1 GiB: make it on the meta device" in said) == told
+        assert ("needs 25.1 GiB: make it on the meta device" in said) == told
+
+
+def test_a_list_of_plans_says_so_too(capsys):
+    """llama-cookbook#100: FSDP's layout fits, and making the model for it did not."""
+    question = "plan --model Llama-2-7B --seq 512 --batch 8 --gpus 8 --hardware 4090 --only zero=3"
+    main(question.split())
+    assert capsys.readouterr().out.count("needs 25.1 GiB: make it on the meta device") == 1
 
 
 def test_groups_that_shard_within_a_node():

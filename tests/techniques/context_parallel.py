@@ -20,6 +20,7 @@ ATTENTION, LANGUAGE = ("attention",), ("long language",)
 
 blocks, zigzag, positions = (load_code(10, name) for name in ("blocks", "zigzag", "positions"))
 ring, gathered, by_heads = (load_code(10, name) for name in ("ring", "gathered", "by_heads"))
+by_both = load_code(10, "by_both")
 attend, mask_for = load_code(10, "attend"), load_code(10, "mask_for")
 for_part, average = load_code(10, "for_part"), load_code(10, "average")
 zigzag_indices = load_answer("10.2")
@@ -149,6 +150,36 @@ def data_x_context_by_heads(rank: int, job: Job) -> Trained:
     return train_cut(job, partial(by_heads, layout=zigzag), data=2)
 
 
+# ---- by heads inside a row of ranks, in a ring along the columns ---------------------------------
+
+ROW = 2  # ranks that share the heads out
+
+
+def mixed_by_both(
+    q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    shape, names = (dist.get_world_size() // ROW, ROW), ("ring", "heads")
+    mesh = init_device_mesh(device().type, shape, mesh_dim_names=names)
+    return by_both(q, k, v, zigzag, mesh)
+
+
+def zigzag_of_rows(rank: int, ranks: int) -> list[int]:
+    """The chunks of a rank whose row has one place in the zig-zag, and shares its tokens out in order."""
+    place, piece = divmod(rank, ROW)
+    of_row = [ROW * wide + i for wide in zigzag(place, ranks // ROW) for i in range(ROW)]
+    return of_row[2 * piece :][:2]
+
+
+@technique([2, 4], ATTENTION)
+def heads_x_ring(rank: int, job: Job) -> Trained:
+    return mixed_alone(job, mixed_by_both, zigzag_of_rows)
+
+
+@technique([4], LANGUAGE)
+def context_parallel_heads_x_ring(rank: int, job: Job) -> Trained:
+    return train_cut(job, mixed_by_both, layout=zigzag_of_rows)
+
+
 # ---- the answers to the exercises, on the default group ------------------------------------------
 
 
@@ -198,6 +229,11 @@ def answer_by_heads(rank: int, job: Job) -> Trained:
 
 
 # ---- what must be seen ---------------------------------------------------------------------------
+
+
+@mistake([4], ATTENTION)
+def heads_x_ring_in_a_zigzag_of_ranks(rank: int, job: Job) -> Trained:
+    return mixed_alone(job, mixed_by_both, zigzag)
 
 
 def ring_with(**changed) -> Callable:

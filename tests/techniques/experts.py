@@ -14,7 +14,7 @@ from tests.techniques.fsdp import trained as trained_dtensors
 from tests.techniques.jobs import BALANCE
 
 WITH_QUEUES = ("experts, capacity 1.25", "experts, capacity 0.75")
-JOBS = ("experts", *WITH_QUEUES)
+JOBS, WITH_BIAS = ("experts", *WITH_QUEUES), ("experts, bias",)
 
 expert_parallel, is_expert = load_code(11, "expert_parallel"), load_code(11, "is_expert")
 add_up_gradients, share_of_loss = load_code(11, "add_up_gradients"), load_code(11, "share_of_loss")
@@ -66,10 +66,10 @@ def by_hand(sizes: Sizes, rank: int, job: Job, **how) -> Trained:
 
 for sizes in ((1, 2), (1, 4), (2, 2)):
     name = f"experts_of_{sizes[1]}_ranks_and_data_of_{sizes[0]}"
-    technique([sizes[0] * sizes[1]], JOBS, name)(partial(by_hand, sizes))
+    technique([sizes[0] * sizes[1]], [*JOBS, *WITH_BIAS], name)(partial(by_hand, sizes))
 
 
-@technique([4], ["experts"])
+@technique([4], ["experts", *WITH_BIAS])
 def torch_experts_and_fsdp(rank: int, job: Job) -> Trained:
     """PyTorch's all-to-all with its backward; FSDP shards experts over data, the rest over all."""
 
@@ -171,9 +171,9 @@ def experts_of_one_copy_only(rank: int, job: Job) -> Trained:
     return by_hand((2, 2), rank, job, finish=finish)
 
 
-@mistake([2], WITH_QUEUES)
+@mistake([2], [*WITH_QUEUES, *WITH_BIAS])
 def queues_of_each_rank(rank: int, job: Job) -> Trained:
-    """Capacity and balance of a rank's own tokens."""
+    """Capacity and balance, or the bias, of a rank's own tokens."""
 
     def change(model: nn.Module, mesh: DeviceMesh) -> None:
         layer_of(model).gather = lambda choices: choices

@@ -17,18 +17,21 @@ from tests.techniques import Job, mean_loss
 
 # rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row
 EVEN, UNEVEN = (24, 24, 24), (24, 11, 13, 2)
+BALANCED = (8,) * 9  # so many steps that the load comes near to even, and ranks differ about it
 CONTEXT = 12  # tokens of a window
 LONG_CONTEXT, LONG = 16, (4,) * 5  # two chunks for each of 4 ranks; five steps with momentum
 # what an elastic sampler shares out; the last step of an epoch has less than the others
 SAMPLES, GLOBAL_BATCH, EPOCHS, STEPS_PER_EPOCH = 66, 24, 2, 3
 
 ElasticSampler = load_answer("9.2")
+Gated, route = load_code(6, "Gated"), load_answer("11.1")
 MixtureModel = load_code(11, "MixtureModel")
 fits, through_queues = load_code(11, "fits"), load_code(11, "through_queues")
 best_experts, share_of_balance = load_code(11, "best_experts"), load_code(11, "share_of_balance")
 BALANCE = (
     4.0  # the weight of the balance loss: with the usual 0.01, no comparison would see its mistakes
 )
+BIAS_RATE = 0.1  # a hundred times the usual one: nine steps have to change routes
 
 
 class Awkward(nn.Module):
@@ -105,11 +108,13 @@ def make_jobs() -> dict[str, Job]:
         "language": Job(small_language_model, _batches(windows, EVEN)),
         "transformer": Job(_transformer, _batches(windows, EVEN)),
         "tied language": Job(_tied_language_model, _batches(windows, EVEN)),
+        "gated language": Job(_gated_language_model, _batches(windows, EVEN)),
         "long language": Job(_long_language_model, _batches(long, LONG), momentum=0.9),
         "attention": Job(Pages, _batches(pages, (1,) * 5), mse_loss, momentum=0.9),
         "experts": _experts(math.inf, _batches(windows, EVEN)),
         "experts, capacity 1.25": _experts(1.25, _batches(windows, EVEN)),
         "experts, capacity 0.75": _experts(0.75, _batches(windows, EVEN)),
+        "experts, bias": Job(_with_bias, _batches(windows, BALANCED), _loss_and_balance),
         "uneven experts": _experts(1.25, _batches(windows, UNEVEN)),
         "sampled": Job(MnistNet, _sampled()),
         "one part": Job(partial(_parts, 1), _batches(numbers, EVEN), mse_loss),
@@ -129,6 +134,13 @@ def _sampled() -> list[tuple[Tensor, Tensor]]:
 
 def _tied_language_model() -> LanguageModel:
     return small_language_model(tied=True)
+
+
+def _gated_language_model() -> LanguageModel:
+    model = small_language_model()
+    for block in model.blocks:
+        block.feed_forward = Gated(24, 48)
+    return model
 
 
 def _transformer() -> Transformer:
@@ -164,6 +176,27 @@ def _forward_with_queues(layer: nn.Module, x: Tensor) -> Tensor:
     kept = fits(all_choices, logits.shape[1], layer.capacity_factor)[before:][: len(tokens)]
     mixed = through_queues(layer.run, layer.experts, tokens, chosen, kept)
     return (layer.shared(tokens) + mixed).view_as(x)
+
+
+def _with_bias() -> nn.Module:
+    """The lesson's model, whose experts are balanced by a bias in place of the loss."""
+    model = MixtureModel()
+    layer = model.blocks[1].feed_forward
+    layer.register_buffer("bias", torch.zeros(len(layer.experts)))
+    layer.forward = partial(_forward_with_bias, layer)
+    return model
+
+
+def _forward_with_bias(layer: nn.Module, x: Tensor) -> Tensor:
+    """All pieces are served. What the whole batch has chosen moves the bias for the next one."""
+    tokens = x.flatten(0, -2)
+    choices, weights = route(layer.router(tokens), layer.bias, layer.k)
+    layer.balance = tokens.new_zeros(())
+    load = layer.gather(choices).flatten().bincount(minlength=len(layer.bias)).float()
+    layer.bias -= BIAS_RATE * (load - load.mean()).sign()
+    pieces = tokens.repeat_interleave(layer.k, dim=0)
+    results = layer.run(layer.experts, pieces, choices.flatten()).view(*choices.shape, -1)
+    return (layer.shared(tokens) + (weights[:, :, None] * results).sum(1)).view_as(x)
 
 
 def _loss_and_balance(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import loss_parallel
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
 from course_exercises.authoring import load_answer, load_code
@@ -24,6 +24,7 @@ sum_gradients = load_code(6, "sum_gradients_of_whole_parameters")
 sequence_parallel = load_code(6, "sequence_parallel")
 torch_model = load_code(6, "tensor_parallel_model_with_pytorch")
 torch_sequence_parallel = load_code(6, "sequence_parallel_with_pytorch")
+mesh, THREE, ENTER_ONCE = load_code(6, "mesh"), load_code(6, "THREE"), load_code(6, "ENTER_ONCE")
 ColumnParallelLinear, RowParallelLinear = load_answer("6.1"), load_answer("6.2")
 HeadParallelAttention = load_answer("6.3")
 vocabulary_parallel_cross_entropy = load_answer("6.4")
@@ -119,6 +120,57 @@ def cut_layers(model: LanguageModel) -> LanguageModel:
 @technique([2, 3, 4], JOBS)
 def tensor_parallel_layers(rank: int, job: Job) -> Trained:
     return train(job, cut_layers(job.model()), vocabulary_parallel_cross_entropy)
+
+
+# ---- three matrices ------------------------------------------------------------------------------
+
+GATED = ("gated language",)
+
+
+def cut_of_gates(name: str) -> int | None:
+    return {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}.get(name.partition("feed_forward.")[2])
+
+
+def cut_with_gates(name: str) -> int | None:
+    return cut_with_head(name) if cut_of_gates(name) is None else cut_of_gates(name)
+
+
+def cut_gated(model: LanguageModel) -> LanguageModel:
+    """Cuts attention and the three matrices with the layers of the exercises."""
+    for block in model.blocks:
+        block.attention = HeadParallelAttention(grouped(block.attention))
+        gated = block.feed_forward
+        gated.w1, gated.w3 = ColumnParallelLinear(gated.w1), ColumnParallelLinear(gated.w3)
+        gated.w2 = RowParallelLinear(gated.w2)
+    model.head = ColumnParallelLinear(model.head)
+    return model
+
+
+@technique([2, 3, 4], GATED)
+def gated_layers(rank: int, job: Job) -> Trained:
+    model = cut_gated(job.model())
+    return train(job, model, vocabulary_parallel_cross_entropy, cut=cut_with_gates)
+
+
+def torch_gated(plan: dict, rank: int, job: Job) -> Trained:
+    """By PyTorch's plan; all else is whole."""
+    model = job.model()
+    for block in model.blocks:
+        parallelize_module(block.feed_forward, mesh(), plan)
+    return train(job, model, cross_entropy, cut=cut_of_gates)
+
+
+for name, plan in (("three", THREE), ("one", {"": ENTER_ONCE} | THREE)):
+    technique([2, 3], GATED, f"torch_gated_{name}")(partial(torch_gated, plan))
+
+
+@mistake([2], GATED)
+def gate_without_sum_in_backward(rank: int, job: Job) -> Trained:
+    """`w1` has its own f, and `w3` forgot it."""
+    model = cut_gated(job.model())
+    for block in model.blocks:
+        block.feed_forward.w3.forward = partial(nn.Linear.forward, block.feed_forward.w3)
+    return train(job, model, vocabulary_parallel_cross_entropy, cut=cut_with_gates)
 
 
 class OwnTokens(torch.autograd.Function):

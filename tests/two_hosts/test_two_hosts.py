@@ -1,9 +1,14 @@
 """Elastic training on two hosts that only a cable joins; the cable is pulled and plugged in again."""
 
+import subprocess
+import sys
+
 import pytest
 
 from course_hosts.network_hosts import CABLE, NetworkHost, two_hosts, why_not
+from course_hosts.nodes import PATIENCE
 from tests.support.elastic_runs import (
+    ROOT,
     ElasticRun,
     EventLog,
     Host,
@@ -52,6 +57,20 @@ def test_a_host_that_is_cut_off_and_comes_back_changes_no_parameter(hosts, tmp_p
     assert all(world in worlds for world in (2, 1, 2))  # in this order
     check_samples(folder, SAMPLES, BATCH, EPOCHS)
     assert difference(tmp_path / "one process", folder) <= 1e-5
+
+
+def test_master_addr_is_the_host_of_rank_0_wherever_the_endpoint_is(hosts, tmp_path):
+    """pytorch#137402: rank 0 is not on the host that the endpoint names."""
+    script = tmp_path / "says.py"
+    script.write_text("import os; print(os.environ['RANK'], os.environ['MASTER_ADDR'])")
+    options = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {hosts['b'].address}:29400".split()
+    agents = []
+    for name, host in hosts.items():
+        own = [f"--rdzv-conf=is_host={int(name == 'b')}", f"--local-addr={host.address}"]
+        command = [*host.prefix, sys.executable, "cluster/agent.py", *options, *own, script]
+        agents.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+    said = [agent.communicate(timeout=PATIENCE)[0].split() for agent in agents]
+    assert said == [["0", hosts["a"].address], ["1", hosts["a"].address]]
 
 
 def test_only_the_cable_joins_the_hosts(hosts):

@@ -84,6 +84,23 @@ def shares_out_with_the_sampler(model, images, labels, batch_size):
     return (correct / total).item()
 
 
+@wrong("3.5", names="repeated")
+def drops_what_the_sampler_repeats(model, images, labels, batch_size):
+    """roboflow/rf-detr#1507: the index travels with each result, and a repeated one counts once.
+
+    The accuracy is right, but the model sees these images twice.
+    """
+    mine = torch.tensor([*DistributedSampler(range(len(images)), shuffle=False)])
+    mine = mine.to(images.device)
+    with torch.no_grad(), _evaluating(model):
+        hits = [model(images[b]).argmax(1) == labels[b] for b in mine.split(batch_size)]
+    found = torch.stack([mine, torch.cat(hits).long()])
+    of_ranks = [torch.empty_like(found) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, found)
+    results = dict(torch.cat(of_ranks, dim=1).T.tolist())
+    return sum(results.values()) / len(results)
+
+
 @wrong("3.5", names="mean-of-shares")
 def averages_the_ranks(model, images, labels, batch_size):
     share = _count(model, _mine(images), _mine(labels), batch_size) / len(_mine(images))
