@@ -109,6 +109,7 @@ AT_HOME = {
         answer("cut(layers)", "print(passing.shape, file=log)"),
         CHECK,
     ],
+    "a command of the shell": [CUT, answer("cut(layers)", "!echo forward"), CHECK],
     "a default that is sys.stdout": [
         f"{CUT}\ndef say(text, file=sys.stdout):\n    print(text, file=file)",
         answer("cut(layers)", "say('forward')"),
