@@ -47,7 +47,7 @@ _SECONDS_OF_A_RUN = 60.0  # on a busy machine ranks are slow; a hang is found by
 _LONGEST_MESSAGE = 1 << 28  # bytes
 _TOKEN = 16  # bytes
 MET, OTHER = b"m", b"o"  # what a reply begins with
-_HIDDEN = ("course_grader", "course_exercises")
+HIDDEN = ("course_grader", "course_exercises")
 _COPIED = ("course_exercises.authoring.compare", "course_exercises.authoring.framework")
 _LIBRARIES = ("<frozen", *frames.LIBRARIES)
 # They hand on what they find. What calls them answers for it.
@@ -201,7 +201,7 @@ def _settle_in(environment, folder, path, cells):
 
 def _hide():
     """Takes their names from the modules that judge."""
-    hidden = {name: sys.modules[name] for name in [*sys.modules] if name.split(".")[0] in _HIDDEN}
+    hidden = {name: sys.modules[name] for name in [*sys.modules] if name.split(".")[0] in HIDDEN}
     for name in hidden:
         del sys.modules[name]
     _state["hidden"] = hidden
@@ -268,7 +268,7 @@ def _watch():
 def _reached(event, args, frame, functions, of_processes):
     """What the code of a frame reaches for, or ""."""
     if event == "import":
-        hidden = str.partition(args[0], ".")[0] in _HIDDEN and "hidden" in _state
+        hidden = str.partition(args[0], ".")[0] in HIDDEN and "hidden" in _state
         return "the modules of the check" if hidden else ""
     if event == "open":
         return event if _opens_a_process(args[0], frame, of_processes) else ""

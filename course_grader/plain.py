@@ -58,13 +58,14 @@ class Writer:
             return ["again", self._numbers[id(value)]]
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        tagged = isinstance(value, numpy.generic) or _is_constant(value)
         for base in (bool, int, float, str):
-            if isinstance(value, base) and not isinstance(value, (enum.Enum, numpy.generic)):
+            if isinstance(value, base) and not tagged:
                 return base(value) if base is not str else str.__str__(value)
         return self._leaf(value) or self._container(value)
 
     def _leaf(self, value):
-        if isinstance(value, enum.Enum) and _of_the_course(type(value)):
+        if _is_constant(value):
             return ["enum", *_name(type(value)), value.name]
         if isinstance(value, complex):
             return ["complex", value.real, value.imag]
@@ -142,6 +143,10 @@ _TAGS = {
     frozenset: "frozenset",
     collections.deque: "deque",
 }
+
+
+def _is_constant(value):
+    return isinstance(value, enum.Enum) and _of_the_course(type(value))
 
 
 def _of_the_course(kind: type) -> bool:

@@ -22,7 +22,7 @@ from course_exercises.authoring import framework
 from course_exercises.authoring.failures import explain
 from course_exercises.authoring.guard import Printed, undisturbed
 from course_exercises.sources import answers
-from course_grader import calls, home, integrity, isolation, notebook
+from course_grader import calls, home, integrity, isolation, luggage, notebook
 from course_grader.limits import Limits
 from course_grader.plain import Writer
 from course_grader.reports import report_of
@@ -187,12 +187,13 @@ class _Service:
         if changed and (kind == "at home" or course_utils.is_of_the_course(changed)):
             return changed
         around = dict(os.environ), os.getcwd(), list(sys.path), frames.cells()
-        return [_packed(self._held.objects[number]) for number in numbers], around
+        pack = luggage.pack if kind == "at home" else packing.pack
+        return [_packed(self._held.objects[number], pack) for number in numbers], around
 
 
-def _packed(value):
+def _packed(value, pack):
     try:
-        return [bytes(part) for part in packing.pack(value)]
+        return [bytes(part) for part in pack(value)]
     except Exception as error:  # noqa: BLE001 - pickling runs anybody's code
         raise packing.failure(value, (), {}, error) from None
 

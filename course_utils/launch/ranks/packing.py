@@ -5,6 +5,7 @@ pass through the pickle stream. It travels beside it, as out-of-band buffers (PE
 received tensor then owns: 100 MB take 0.2 s instead of 2 s.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -31,7 +32,9 @@ _TIED = {
 }
 
 
-class _Pickler(cloudpickle.Pickler):
+class Pickler(cloudpickle.Pickler):
+    """What `pack` uses."""
+
     def reducer_override(self, obj):
         kind = type(obj)
         if kind.__name__ in _TIED and kind.__module__.startswith("torch."):
@@ -41,7 +44,7 @@ class _Pickler(cloudpickle.Pickler):
         # what once_differentiable uses; no import finds it
         if obj is private.autograd_functions.value:
             return operator.attrgetter("_C._functions"), (torch,)
-        if kind is functools._lru_cache_wrapper and obj.__module__ == "__main__":
+        if kind is functools._lru_cache_wrapper and not _is_imported(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook
             return operator.attrgetter("exit"), (sys,)
@@ -82,6 +85,16 @@ def _typed_storage(untyped, dtype):
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
+def _is_imported(obj):
+    """Whether an import finds it under its name."""
+    name, by_value = obj.__module__, cloudpickle.list_registry_pickle_by_value()
+    if name in by_value or name == "__main__" or not hasattr(obj, "__qualname__"):
+        return False
+    with contextlib.suppress(AttributeError):
+        return operator.attrgetter(obj.__qualname__)(sys.modules.get(name)) is obj
+    return False
+
+
 def _cached(function, parameters):
     return functools.lru_cache(**parameters)(function)
 
@@ -92,13 +105,13 @@ def _untyped_storage(buffer):
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def pack(obj: object) -> list:
+def pack(obj: object, pickler: type[Pickler] = Pickler) -> list:
     """Returns `obj` as a list of bytes-like parts: the pickle stream, then the buffers.
 
     CUDA tensors become CPU tensors. Raises whatever the objects' own pickling raises.
     """
     stream, buffers = io.BytesIO(), []
-    _Pickler(stream, protocol=5, buffer_callback=lambda b: buffers.append(b.raw())).dump(obj)
+    pickler(stream, protocol=5, buffer_callback=lambda b: buffers.append(b.raw())).dump(obj)
     return [stream.getvalue(), *buffers]
 
 
