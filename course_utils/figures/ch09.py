@@ -140,7 +140,7 @@ def until_a_step_counts(seconds: dict[str, list[float]]) -> Figure:
     ax.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
     ax.minorticks_off()
     ax.set(xlabel="seconds from a kill until a step counts again", ylim=(-0.6, len(seconds) - 0.4))
-    ax.set_title("Who goes on has lost little, who begins again ten seconds")
+    ax.set_title("Survivors go on at once, a restart takes ten seconds")
     return figure
 
 
