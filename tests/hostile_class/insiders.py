@@ -514,6 +514,20 @@ _LIBRARIES_THAT_HAND_FRAMES_ON = {
 for _name, _code in _LIBRARIES_THAT_HAND_FRAMES_ON.items():
     _beside(_name, _FORGES + "\ndef meanwhile():" + _code, model=_TRIPLED)
 _beside(
+    "is_given_the_frame_by_a_signal",
+    _FORGES
+    + """
+import signal
+
+def meanwhile():
+    signal.signal(signal.SIGUSR1, lambda number, frame: frame and walk(frame))
+    signal.raise_signal(signal.SIGUSR1)
+""",
+    "stopped|failed",
+    f"expected:|{ATTEMPT}",
+    model=_TRIPLED,
+)
+_beside(
     "leaves_a_mode_on_beside_a_model",
     """
 from torch.overrides import TorchFunctionMode
@@ -556,14 +570,14 @@ def meanwhile():
 )
 
 
-def _says(name, tree):
+def _says(name, tree, size="8"):
     def make():
         return with_code(
             f"""
 import gc
 from multiprocessing.connection import Connection
 
-head = b'[[["dict", 0, [["errors", ["list", 1, [{tree}]]]]]], [8]]'
+head = b'[[["dict", 0, [["errors", ["list", 1, [{tree}]]]]]], [{size}]]'
 for found in gc.get_objects():
     if isinstance(found, Connection) and not found.closed:
         found.send_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
@@ -579,7 +593,4 @@ def message_bytes(tensor):
 
 _says("says_a_number_of_no_end", '["object", 2, Infinity, "x"]')  # it is not the grader's doing
 _says("says_a_kind_of_number_that_is_no_python", '["number", "f4,(", 0]')
-_says(
-    "says_a_tensor_that_cannot_be_printed",
-    '["tensor", 2, 0, "bits8", 0, [8], [1], false, false]',
-)
+_says("says_a_size_that_is_no_integer", "1", "8.0")
