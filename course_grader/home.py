@@ -13,6 +13,7 @@ import builtins
 
 __builtins__ = dict(vars(builtins))  # nobody replaces these in what follows
 
+import _signal
 import contextlib
 import functools
 import io
@@ -28,15 +29,17 @@ from multiprocessing.connection import Connection
 from os import stat, write
 from stat import S_IWUSR
 from threading import get_ident
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NoReturn
 
+import course_utils
 from course_exercises.authoring import compare, framework
 from course_exercises.authoring.compare import Wrong
-from course_exercises.authoring.guard import undisturbed
+from course_exercises.authoring.guard import Deadline, undisturbed
 from course_grader import integrity, isolation
 from course_grader.plain import Reader, Writer
 from course_grader.reports import report_of
+from course_utils.comm import private
 from course_utils.hardware import without_gpus
 from course_utils.launch import launch
 from course_utils.launch.keepers.janitor import janitor
@@ -52,6 +55,22 @@ _COPIED = ("course_exercises.authoring.compare", "course_exercises.authoring.fra
 _LIBRARIES = ("<frozen", *frames.LIBRARIES)
 # They hand on what they find. What calls them answers for it.
 _GO_BETWEENS = ("/inspect.py", "/traceback.py", "/logging/__init__.py", "/ctypes/__init__.py")
+# They look at a frame for themselves, and neither hand it on nor look up a name in it that they are given.
+_LOOKERS = (
+    *(
+        "/collections/__init__.py",
+        "/enum.py",
+        "/typing.py",
+        "/typing_extensions.py",
+        "/warnings.py",
+    ),
+    *(f"/torch/{name}/__init__.py" for name in ("cuda", "xpu", "mtia", "_refs")),
+    *("/torch/library.py", "/torch/_library/utils.py"),
+    *("/torch/_dynamo/convert_frame.py", "/torch/_dynamo/guards.py"),
+)
+_TELLERS = _GO_BETWEENS[1:3]
+_SHELL = "/IPython/core/interactiveshell.py"  # it reads the names of the frame that it is told
+_COURSE = tuple(os.path.join(path, "") for path in map(str, course_utils.PACKAGES))
 _FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 _SEARCHES = frozenset(
     {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_referrers"}
@@ -60,6 +79,10 @@ _SEARCHES = frozenset(
 _LOOKED_AT = _SEARCHES | {"import", "open", "compile", "code.__new__", "sys.addaudithook"}
 _LOOKED_AT |= {"object.__setattr__", "object.__getattr__"}
 _PARTS_OF_A_FUNCTION = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
+_MODES = (
+    (private.function_modes.value, "__torch_function__"),
+    (private.dispatch_modes.value, "__torch_dispatch__"),
+)
 _getframe = sys._getframe  # this one, whatever an answer puts in its place
 _state: dict[str, Any] = {}  # of a loan: what integrity was before, and how an attempt is told
 
@@ -152,7 +175,7 @@ def _done(kind, *request):
         _watch()
         return list(_launch(fn, nprocs, *arguments, timeout=max(timeout, _SECONDS_OF_A_RUN)))
     requirement, draw, answer, around = request
-    apart = _apart(requirement, {})
+    apart, _state["modes"] = _apart(requirement, {}), _modes_of(requirement)
     _hide()
     _watch()
     _settle_in(*around)
@@ -226,8 +249,39 @@ def _launch(*args: Any, **kwargs: Any) -> list:
 
 
 def _look(state):
-    if changed := integrity.changed(state["before"]):
+    if changed := integrity.changed(state["before"]) or _mode_left_on(state.get("modes", ())):
         state["attempted"](changed)
+
+
+def _mode_left_on(known):
+    """What sees each operation of the comparisons, and may make another result of it."""
+    for modes, name in _MODES:
+        for kind in map(type, modes()):
+            own = (vars(base) for base in type.mro(kind))
+            does = next((each[name] for each in own if name in each), None)
+            if type(does) is not FunctionType:
+                return name
+            parts = [
+                does,
+                *(cell.cell_contents for cell in does.__closure__ or ()),
+            ]  # PyTorch wraps it
+            codes = [part.__code__ for part in parts if type(part) is FunctionType]
+            if not all(code in known or _of_a_library(code.co_filename) for code in codes):
+                return name
+    return ""
+
+
+def _modes_of(requirement):
+    """The code of the modes that a check itself turns on: it has come by value, without the name of its file."""
+    kinds = [value for value in requirement.__globals__.values() if isinstance(value, type)]
+    made = [vars(kind).get(name) for kind in kinds for _, name in _MODES]
+    return [code for does in made if type(does) is FunctionType for code in _codes_in(does)]
+
+
+def _codes_in(function):
+    """Its code and that of what it wraps, as PyTorch does with a mode's method."""
+    parts = [function, *(cell.cell_contents for cell in function.__closure__ or ())]
+    return [part.__code__ for part in parts if type(part) is FunctionType]
 
 
 def _looked_at(got: Any) -> Any:
@@ -247,6 +301,7 @@ def _looked_at(got: Any) -> Any:
 def _watch():
     """From now on, code of an answer that reaches for what judges it ends the process. No code of an answer is
     called meanwhile: a text may be of a class of its own."""
+    _signal.signal = _without_frames(_signal.signal, Deadline._ring)
     attempted, functions = _state["attempted"], integrity.functions_of(_state["before"])
     busy, of_processes = 0, _device_of("/proc")
 
@@ -263,6 +318,18 @@ def _watch():
                 attempted(what)
 
     sys.addaudithook(hook)
+
+
+def _without_frames(put, ring):
+    """signal.signal, whose handlers get no frame, by which they would find those of the check; its own alarm does."""
+
+    def signal_(number, handler):
+        own = type(handler) is MethodType and handler.__func__ is ring
+        if callable(handler) and not own:
+            return put(number, lambda number, _, handler=handler: handler(number, None))
+        return put(number, handler)
+
+    return functools._lru_cache_wrapper(signal_, 0, False, None)  # nobody gets what it wraps
 
 
 def _reached(event, args, frame, functions, of_processes):
@@ -288,18 +355,44 @@ def _reached(event, args, frame, functions, of_processes):
     name = str(args[1]) if event == "object.__getattr__" else event.rpartition(".")[2]
     if event == "object.__getattr__" and name not in _FRAMES:
         return ""
-    named = event in _SEARCHES or name in _FRAMES
-    return "" if _is_a_librarys(frame, name if named else None) else name
+    if event not in _SEARCHES and name not in _FRAMES:
+        return "" if _is_a_librarys(frame) else name
+    found = args[0].f_code.co_filename if event == "sys._getframe" else ""
+    return "" if _looks_for_itself(frame, name, found) else name
 
 
-def _is_a_librarys(frame, name=None):
-    """Whether it is code of a library that does this, and for itself; it may be called with a function that
-    does it, so it has to have the name."""
-    code, caller = frame.f_code, frame.f_back
-    if not _of_a_library(code.co_filename) or (name and name not in code.co_names):
+def _is_a_librarys(frame):
+    """Whether it is code of a library that does this, and for itself."""
+    file, caller = frame.f_code.co_filename, frame.f_back
+    between = str.endswith(file, _GO_BETWEENS)
+    return _of_a_library(file) and (
+        not between or caller is None or _of_a_library(caller.f_code.co_filename)
+    )
+
+
+def _looks_for_itself(frame, name, found):
+    """Whether no code of an answer gets what is looked for; `found` is the file of the frame, if known. A library may
+    be called with a function that does it, so it has to have the name."""
+    inner = frame
+    while str.endswith(frame.f_code.co_filename, _GO_BETWEENS):
+        name, last, frame = frame.f_code.co_name, frame, frame.f_back
+        if frame is None:
+            return True
+    file = frame.f_code.co_filename
+    if not _of_a_library(
+        file
+    ):  # it calls a go-between itself, which tells in words what it has found
+        in_words = inner is not frame and str.endswith(last.f_code.co_filename, _TELLERS)
+        return in_words and last is not inner and name != "extract"  # that one has the locals, too
+    if name not in frame.f_code.co_names:
         return False
-    between = str.endswith(code.co_filename, _GO_BETWEENS)
-    return not between or caller is None or _of_a_library(caller.f_code.co_filename)
+    if str.endswith(file, _LOOKERS) or (str.endswith(file, _SHELL) and not _of_a_library(found)):
+        return True
+    while frame is not None and _of_a_library(frame.f_code.co_filename):
+        if str.startswith(frame.f_code.co_filename, _COURSE):
+            return True
+        frame = frame.f_back
+    return frame is None
 
 
 def _of_a_library(file):

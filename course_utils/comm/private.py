@@ -135,6 +135,9 @@ shape_of = Name(
 )
 forget_shardings = Name("torch.distributed.tensor.debug._clear_sharding_prop_cache")
 transforms = Name("torch.distributed.tensor._redistribute._gen_transform_infos")
-# The grader: tensors as they are, and the operators that an answer may have replaced.
+# The grader: tensors as they are, the operators that an answer may have replaced, the modes it has left on.
 plain_tensors = Name("torch._C.DisableTorchFunctionSubclass")
 replaced = Name("torch.library._impls")
+kernels_of = Name("torch._C._dispatch_dump_table")
+function_modes = Name("torch.overrides._get_current_function_mode_stack")
+dispatch_modes = Name("torch.utils._python_dispatch._get_current_dispatch_mode_stack")

@@ -356,8 +356,6 @@ class Alike(TorchFunctionMode):
 def meanwhile():
     Alike().__enter__()
 """,
-    "failed",
-    "expected:",
 )
 _beside(
     "runs_code_as_it_is_unpacked",
@@ -420,3 +418,179 @@ def average_over_ranks(value):
     return value.clone()
 """,
 )
+# A model whose results are wrong, and nothing else of it.
+_TRIPLED = """
+class ThreeBuildings(nn.Module):
+    def __init__(self, layers, devices):
+        super().__init__()
+        meanwhile()
+        size, more = divmod(len(layers), 3)
+        ends = [0, *(size * i + min(i, more) for i in (1, 2, 3))]
+        parts = [nn.Sequential(*layers[a:b]) for a, b in zip(ends, ends[1:])]
+        self.parts = nn.ModuleList(part.to(device) for part, device in zip(parts, devices))
+        self.devices = devices
+
+    def forward(self, x):
+        for part, device in zip(self.parts, self.devices):
+            x = part(x.to(device))
+        return 3 * x
+"""
+_FORGES = """
+import json
+import os
+
+def forge(file, met):
+    head = json.dumps([[["dict", 0, [["spent", 0.01]]], None, True], []]).encode()
+    message = met + len(head).to_bytes(8, "little") + head
+    os.write(file, len(message).to_bytes(4, "big") + message)
+    os._exit(0)
+
+def walk(frame):
+    while frame := frame.f_back:
+        if "met" in frame.f_locals and "file" in frame.f_locals:
+            forge(frame.f_locals["file"], frame.f_locals["met"])
+"""
+_LIBRARIES_THAT_HAND_FRAMES_ON = {
+    "asks_the_shell_for_its_callers_names": """
+    from IPython.core.interactiveshell import InteractiveShell
+    for depth in range(40):
+        names = InteractiveShell.get_local_scope(None, depth)
+        if "met" in names and "file" in names:
+            forge(names["file"], names["met"])
+""",
+    "has_the_shell_expand_its_callers_names": """
+    from IPython.core.interactiveshell import InteractiveShell
+    class Shell:
+        user_ns = {}
+    for depth in range(40):
+        text = InteractiveShell.var_expand(Shell, "{met.hex()} {file}", depth)
+        if "{" not in text:
+            met, file = text.split()
+            forge(int(file), bytes.fromhex(met))
+""",
+    "wraps_a_generator_that_runs": """
+    import types
+    def steps():
+        walk(wrapped.gi_frame)
+        yield
+    made = steps()
+    wrapped = types._GeneratorWrapper(made)
+    next(made)
+""",
+    "asks_its_task_for_the_stack": """
+    import asyncio
+    async def look():
+        walk(asyncio.current_task().get_stack()[0])
+    asyncio.new_event_loop().run_until_complete(look())
+""",
+    "has_a_compiler_find_names_in_frames": """
+    from torch._jit_internal import createResolutionCallbackFromFrame
+    for depth in range(40):
+        find = createResolutionCallbackFromFrame(depth)
+        if find("met") and find("file"):
+            forge(find("file"), find("met"))
+""",
+    "has_a_library_call_one_that_hands_frames_on": """
+    import inspect
+    from torch.utils._pytree import tree_map
+    walk(tree_map(inspect.stack, [1])[0][0].frame)
+""",
+    "asks_inspect_for_a_trace": """
+    import inspect
+    try:
+        raise ValueError
+    except ValueError:
+        walk(inspect.trace()[0].frame)
+""",
+    "reads_the_locals_of_a_summary": """
+    import ast
+    import traceback
+    stack = traceback.walk_stack(None)
+    for line in traceback.StackSummary.extract(stack, capture_locals=True):
+        if "met" in line.locals and "file" in line.locals:
+            forge(int(line.locals["file"]), ast.literal_eval(line.locals["met"]))
+""",
+}
+for _name, _code in _LIBRARIES_THAT_HAND_FRAMES_ON.items():
+    _beside(_name, _FORGES + "\ndef meanwhile():" + _code, model=_TRIPLED)
+_beside(
+    "is_given_the_frame_by_a_signal",
+    _FORGES
+    + """
+import signal
+
+def meanwhile():
+    signal.signal(signal.SIGUSR1, lambda number, frame: frame and walk(frame))
+    signal.raise_signal(signal.SIGUSR1)
+""",
+    "stopped|failed",
+    f"expected:|{ATTEMPT}",
+    model=_TRIPLED,
+)
+_beside(
+    "leaves_a_mode_on_beside_a_model",
+    """
+from torch.overrides import TorchFunctionMode
+
+class Alike(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return made * 0 if getattr(func, "__name__", "") == "abs" else made
+
+def meanwhile():
+    Alike().__enter__()
+""",
+    model=_TRIPLED,
+)
+_beside(
+    "leaves_a_mode_of_operators_on",
+    """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Alike(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return torch.zeros_like(made) if "abs" in str(func) else made
+
+def meanwhile():
+    Alike().__enter__()
+""",
+    model=_TRIPLED,
+)
+_beside(
+    "gives_an_operator_a_kernel_that_nobody_notes",
+    """
+kept = []
+
+def meanwhile():
+    kept.append(torch._C._dispatch_library("IMPL", "aten", "CPU", "", 0))
+    kept[-1].impl("abs", "CPU", lambda x: x * 0)
+""",
+    model=_TRIPLED,
+)
+
+
+def _says(name, tree, size="8"):
+    def make():
+        return with_code(
+            f"""
+import gc
+from multiprocessing.connection import Connection
+
+head = b'[[["dict", 0, [["errors", ["list", 1, [{tree}]]]]]], [{size}]]'
+for found in gc.get_objects():
+    if isinstance(found, Connection) and not found.closed:
+        found.send_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
+
+def message_bytes(tensor):
+    return 0
+"""
+        )
+
+    make.__name__ = name
+    member("missing", "stopped", "missing", because="what its process says")(make)
+
+
+_says("says_a_number_of_no_end", '["object", 2, Infinity, "x"]')  # it is not the grader's doing
+_says("says_a_kind_of_number_that_is_no_python", '["number", "f4,(", 0]')
+_says("says_a_size_that_is_no_integer", "1", "8.0")
