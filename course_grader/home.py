@@ -13,7 +13,6 @@ import builtins
 
 __builtins__ = dict(vars(builtins))  # nobody replaces these in what follows
 
-import _signal
 import contextlib
 import functools
 import io
@@ -301,7 +300,8 @@ def _looked_at(got: Any) -> Any:
 def _watch():
     """From now on, code of an answer that reaches for what judges it ends the process. No code of an answer is
     called meanwhile: a text may be of a class of its own."""
-    _signal.signal = _without_frames(_signal.signal, Deadline._ring)
+    lowest = sys.modules["_signal"]  # signal.signal asks it, each time
+    lowest.signal = _without_frames(lowest.signal, Deadline.ring)
     attempted, functions = _state["attempted"], integrity.functions_of(_state["before"])
     busy, of_processes = 0, _device_of("/proc")
 

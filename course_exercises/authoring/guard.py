@@ -60,7 +60,7 @@ class Deadline:
     def __enter__(self) -> Self:
         self._outside = set(_outwards(sys._getframe(1)))
         if self._by_signal:
-            self._before = signal.signal(signal.SIGALRM, self._ring)
+            self._before = signal.signal(signal.SIGALRM, self.ring)
         self._start()
         return self
 
@@ -119,7 +119,8 @@ class Deadline:
             except TimeIsUp:
                 pass
 
-    def _ring(self, _: int, frame: FrameType | None) -> None:
+    def ring(self, _: int, frame: FrameType | None) -> None:
+        """What the alarm calls."""
         if not self._active:
             return
         if self._is_up(frame):

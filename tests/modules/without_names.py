@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from contextlib import redirect_stdout, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 import course_strict
 from course_exercises.authoring import ranks
-from course_grader import integrity, plain
+from course_grader import home, integrity, plain
 from course_hosts import growing
 from course_planner import fake
 from course_planner.descriptions import Layout
@@ -206,7 +207,8 @@ PROGRAMS = {
     **dict.fromkeys(("needs_value", "needs_shape"), _planned(torch.Tensor.tolist)),
     **dict.fromkeys(("handle_of_group", "reconfigure"), _met),
     "plain_tensors": _written_by_hand,
-    "replaced": integrity.snapshot,
+    **dict.fromkeys(("replaced", "kernels_of"), partial(importlib.reload, integrity)),
+    **dict.fromkeys(("function_modes", "dispatch_modes"), partial(importlib.reload, home)),
 }
 
 
