@@ -120,4 +120,4 @@ def test_the_playground_is_a_click_away(browser, book) -> None:
         page.goto(f"{book}index.html")
         page.get_by_role("link", name="Play first").click()
         page.get_by_role("link", name="Ledger", exact=True).click()
-        page.locator("#predict button:enabled").wait_for()
+        page.get_by_role("button", name="16.64 GB").wait_for()
