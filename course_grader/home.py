@@ -260,11 +260,7 @@ def _mode_left_on(known):
             does = next((each[name] for each in own if name in each), None)
             if type(does) is not FunctionType:
                 return name
-            parts = [
-                does,
-                *(cell.cell_contents for cell in does.__closure__ or ()),
-            ]  # PyTorch wraps it
-            codes = [part.__code__ for part in parts if type(part) is FunctionType]
+            codes = _codes_in(does)
             if not all(code in known or _of_a_library(code.co_filename) for code in codes):
                 return name
     return ""
@@ -379,9 +375,8 @@ def _looks_for_itself(frame, name, found):
         if frame is None:
             return True
     file = frame.f_code.co_filename
-    if not _of_a_library(
-        file
-    ):  # it calls a go-between itself, which tells in words what it has found
+    if not _of_a_library(file):
+        # an answer calls a go-between, which may tell in words what it has found
         in_words = inner is not frame and str.endswith(last.f_code.co_filename, _TELLERS)
         return in_words and last is not inner and name != "extract"  # that one has the locals, too
     if name not in frame.f_code.co_names:

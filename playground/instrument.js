@@ -36,42 +36,51 @@ export const options = (select, choices) => select.replaceChildren(...choices.ma
 export const paragraphs = (id, texts) => at(id).replaceChildren(...texts.map((text) => element("p", {}, text)));
 
 // The verdict on a prediction, and the question for who wants to read it again.
-export const judged = (question, ...verdicts) => at("verdict").replaceChildren(...verdicts.map((text) => element("p", {}, text)),
-  element("details", { class: "soft" }, element("summary", {}, "The question"), element("p", {}, question)));
+export function judged(question, ...verdicts) {
+  paragraphs("verdict", verdicts);
+  at("verdict").append(element("details", { class: "soft" }, element("summary", {}, "The question"), element("p", {}, question)));
+}
 
 export function say(text, no = false) {
   at("said").textContent = text;
   at("said").classList.toggle("no", no);
 }
 
-// A page: `begin(asked)` reads what its address asks for, or the first of its boards; `board` names what is predicted;
-// `guesses(game)` is what one may choose, in some `unit`, and `rules(game)`, if any, says what is asked; `draw(game,
+// A page: `is(address)` says whether it has such a board, and `begin(address)` takes it, or the first of those that the
+// page links to; `board` names what is predicted; `guesses(game)` is what one may choose, in some `unit`, and `rules(game)`, if any, says what is asked; `draw(game,
 // verdict)` shows the board, and `first` finds where the focus goes when it opens. Returns the function that draws anew.
 // A prediction is kept in this browser, and nowhere else.
-export function instrument({ module, begin, board, guesses, unit, rules, draw, first }) {
+export function instrument({ module, is, begin, board, guesses, unit, rules, draw, first }) {
   const links = [...document.querySelectorAll(".boards a")];
+  const addresses = links.map((link) => link.hash.slice(1));
   let game;
+  let choices = [];
   const kept = () => `prediction ${board()}`;
+  function ask() {
+    choices = JSON.parse(guesses(game));
+    if (rules) at("rules").textContent = rules(game);
+    at("guesses").replaceChildren(...choices.map(({ value }) => element("button", { class: "main", value }, `${number(value)} ${unit}`)));
+  }
   function update() {
-    const choices = game ? JSON.parse(guesses(game)) : [];
     const guess = choices.find(({ value }) => String(value) === localStorage.getItem(kept()));
     at("loading").hidden = Boolean(game);
     at("first").hidden = Boolean(guess);
     at("board").hidden = !guess;
     at("end").hidden = true;
-    if (game && rules) at("rules").textContent = rules(game);
-    at("guesses").replaceChildren(...choices.map(({ value }) => element("button", { class: "main", value }, `${number(value)} ${unit}`)));
     if (guess) draw(game, `You predicted ${number(guess.value)} ${unit}. ${guess.said}`);
   }
   function start() {
-    begin(location.hash.slice(1) || links[0].hash.slice(1));
-    for (const link of links) link.ariaCurrent = board().includes(link.hash.slice(1).split("/")[0]) ? "true" : null;
+    const address = location.hash.slice(1);
+    begin(is(address) ? address : addresses[0]);
+    links.forEach((link, i) => (link.ariaCurrent = board().includes(addresses[i].split("/")[0]) ? "true" : null));
+    if (game) ask();
     update();
   }
   window.addEventListener("hashchange", start);
   start();
   course(module).then((python) => {
     game = python;
+    ask();
     update();
   });
   at("predict").addEventListener("submit", (event) => {

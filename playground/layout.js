@@ -13,7 +13,7 @@ const sizes = () => Object.fromEntries(link.split("/")[1].split(".").map((size) 
 
 function begin(address) {
   const [machines, position] = address.split("/");
-  link = STARTS[machines] ? `${machines}/${position || STARTS[machines]}` : `2x4/${STARTS["2x4"]}`;
+  link = `${machines}/${position || STARTS[machines]}`;
   chosen = 0;
   at("rules").textContent = "";
 }
@@ -85,4 +85,4 @@ at("machines").addEventListener("click", (event) => {
   at("machines").querySelector(`[data-rank="${chosen}"]`).focus();
 });
 
-instrument({ module: "playground.layout", begin, rules: (python) => python.words(asked()), board: () => `layout ${asked()}`, unit: "GB", guesses: (python) => python.guesses(asked()), draw: show, first: () => at("sizes").elements.tp });
+instrument({ module: "playground.layout", is: (address) => Boolean(STARTS[address.split("/")[0]]), begin, rules: (python) => python.words(asked()), board: () => `layout ${asked()}`, unit: "GB", guesses: (python) => python.guesses(asked()), draw: show, first: () => at("sizes").elements.tp });

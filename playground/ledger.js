@@ -11,7 +11,7 @@ const words = (link) => {
 };
 
 function begin(address) {
-  asked = ADDRESS.test(address) ? address : "7.5/64/40";
+  asked = address;
   at("rules").textContent = words(asked);
   const form = at("sizes").elements;
   [form.billions.value, form.ranks.value, form.memory.value] = sizes(asked);
@@ -57,4 +57,4 @@ function draw() {
 at("sizes").addEventListener("input", draw);
 at("sizes").addEventListener("submit", (event) => event.preventDefault());
 
-instrument({ module: "playground.ledger", begin, board: () => `ledger ${asked}`, unit: "GB", guesses: (python) => python.guesses(...sizes(asked).slice(0, 2)), draw: show, first: () => at("sizes").elements.ranks });
+instrument({ module: "playground.ledger", is: (address) => ADDRESS.test(address), begin, board: () => `ledger ${asked}`, unit: "GB", guesses: (python) => python.guesses(...sizes(asked).slice(0, 2)), draw: show, first: () => at("sizes").elements.ranks });

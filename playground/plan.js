@@ -17,7 +17,7 @@ const kept = () => `limit ${asked()}`;
 
 function begin(address) {
   const [gpus, position] = address.split("/");
-  link = STARTS[gpus] ? `${gpus}/${position || STARTS[gpus]}` : `8xH100/${STARTS["8xH100"]}`;
+  link = `${gpus}/${position || STARTS[gpus]}`;
   at("rules").textContent = "";
   at("best").textContent = "";
 }
@@ -64,8 +64,8 @@ function draw() {
   const shown = JSON.parse(game.view(link));
   bar("memory", shown.held, Math.max(shown.room, shown.total), "GiB", shown.room);
   bar("time", shown.parts, shown.seconds, "s");
-  const first = shown.fits ? "It fits" : "It does not fit";
-  say(`${first}: ${number(shown.total)} of ${number(shown.room)} GiB. A step takes ${number(shown.seconds)} s, ${Math.round(shown.tokens).toLocaleString("en")} tokens a second, with ${shown.dp} data ranks.${link === asked() ? " Find a shorter step, then ask the planner." : ""}`, !shown.fits);
+  const verdict = shown.fits ? "It fits" : "It does not fit";
+  say(`${verdict}: ${number(shown.total)} of ${number(shown.room)} GiB. A step takes ${number(shown.seconds)} s, ${Math.round(shown.tokens).toLocaleString("en")} tokens a second, with ${shown.dp} data ranks.${link === asked() ? " Find a shorter step, then ask the planner." : ""}`, !shown.fits);
   at("cell").textContent = game.cell(link);
 }
 
@@ -90,7 +90,7 @@ at("predict").prepend(element("label", {}, "What takes most of a step?", limits)
 at("predict").addEventListener("submit", () => localStorage.setItem(kept(), limits.value));
 
 instrument({
-  module: "playground.plan", begin, board: () => `plan ${asked()}`, unit: "GiB", guesses: (python) => python.guesses(asked()), draw: show, first: () => at("sizes").elements.tp,
+  module: "playground.plan", is: (address) => Boolean(STARTS[address.split("/")[0]]), begin, board: () => `plan ${asked()}`, unit: "GiB", guesses: (python) => python.guesses(asked()), draw: show, first: () => at("sizes").elements.tp,
   rules: (python) => {
     options(limits, [["", "choose"], ...Object.entries(JSON.parse(python.vocabulary()).limits)]);
     return python.words(asked());

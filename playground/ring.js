@@ -8,8 +8,8 @@ let link; // the moves, as in the address
 const ranks = () => Number(link[1]);
 const board = () => `ring ${link.slice(0, 2)}`;
 
-function begin(asked) {
-  link = ADDRESS.test(asked) ? asked : "n2";
+function begin(address) {
+  link = address;
   at("rules").textContent = `There are ${ranks()} ranks, and each has 12 MB of gradients.`;
   say(BEGIN);
 }
@@ -81,4 +81,4 @@ at("again").addEventListener("click", () => {
   go(link.slice(0, 2));
 });
 
-const update = instrument({ module: "playground.ring", begin, board, unit: "MB", guesses: (python) => python.guesses(ranks()), draw, first: () => at("ranks").querySelector("button") });
+const update = instrument({ module: "playground.ring", is: (address) => ADDRESS.test(address), begin, board, unit: "MB", guesses: (python) => python.guesses(ranks()), draw, first: () => at("ranks").querySelector("button") });

@@ -12,8 +12,8 @@ let earlier = []; // positions to take back to
 const board = () => link.split("/")[0];
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-function begin(asked) {
-  link = BOARD.test(asked) ? asked : "p2m3v1-FB-cap2";
+function begin(address) {
+  link = address;
   chosen = 0;
   earlier = [];
   say(link === board() ? "Begin: click rank 0's row, or F0." : "");
@@ -203,4 +203,4 @@ own.addEventListener("submit", (event) => {
   location.hash = `p${own.p.value}m${own.m.value}${own.kind.value}-cap${own.cap.value}`;
 });
 
-const update = instrument({ module: "playground.game", begin, board, unit: "units", guesses: (python) => python.guesses(board()), draw: show, first: following });
+const update = instrument({ module: "playground.game", is: (address) => BOARD.test(address), begin, board, unit: "units", guesses: (python) => python.guesses(board()), draw: show, first: following });

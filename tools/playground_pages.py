@@ -69,7 +69,7 @@ def framed(path: Path) -> str:
     )
     for name in PARTS:
         part = Template((PAGES / f"{name}.html").read_text(encoding="utf-8"))
-        element = rf"(?ms)^ *<{name}(?P<attributes>.*?)>(?P<text>.*?)</{name}>\n"
+        element = rf"(?ms)^ *<{name}>(?P<text>.*?)</{name}>\n"
         main = re.sub(element, lambda found, to=part: to.substitute(found.groupdict()), main)
     return frame.replace("<title>$title</title>", title).replace("$main", main)
 
