@@ -5,7 +5,7 @@
 # holds several pieces of the model, two with (nearly) no bubble, in which a backward pass has two halves, and two
 # whose line runs down the ranks and up again. You build an engine that runs any legal schedule, run seven of them on
 # four ranks, and train an image classifier with it. Then come mistakes that show only in the gradients. At the end you
-# write the interleaved schedule.
+# write the interleaved schedule, and cut a model for a V.
 #
 # You need no answer from the lesson.
 
@@ -1029,7 +1029,7 @@ for name, run in ways.items():
 # (`preserve_rng_state=True`); an engine that recomputes on its own has to do the same for each micro-batch.
 
 # %% [markdown]
-# ## 6. Exercise: interleaved 1F1B
+# ## 6. Exercises: a schedule, and a cut for another
 #
 # As in 5.2 and 5.3 you write a schedule, a list with one entry per rank. `check` first tests whether it can run at all,
 # then simulates it with one unit of time for F and two for B, and compares it with a limit of time and a limit of
@@ -1093,6 +1093,51 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> list[list[Op]]:
 
 # %% nbgrader={"grade_id": "5.4-check", "grade": true, "points": 3, "locked": true}
 check("5.4", interleaved)
+
+# %% [markdown]
+# ### 5.7 Cut a model for a V (2 points)
+#
+# Equal numbers of layers are not equal work. The first stage also has the **embedding** and the last one the **head**,
+# the product with the vocabulary, which in Llama 3 8B has as many weights as 2.4 layers. The authors of Llama 3 405B
+# gave the first and the last stage a layer less each ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2). On a V both ends
+# are on rank 0. Here are 32 layers in eight equal stages, with a head of 2.4 layers:
+
+# %%
+layers_of_rank = [8 + 2.4, 8, 8, 8]
+slowed = schedules.simulate(
+    schedules.zb_v(4, 8), layers_of_rank, [2 * n for n in layers_of_rank], place=schedules.v_shaped
+)
+print(f"ZB-V with a slow rank 0: idle {slowed.idle_share:.1%}")
+
+
+# %% nbgrader={"grade_id": "5.7", "solution": true}
+def cut_for_a_v(layers: int, ranks: int, embedding: float, head: float) -> list[int]:
+    """Returns how many layers each of the 2 * ranks virtual stages of a V has, in the order of the line.
+
+    Rank r has the stages r and 2 * ranks - 1 - r. `embedding` and `head` are times, in units of one layer's: the first
+    comes on top of stage 0, the second on top of the last stage. The slowest rank is as fast as whole layers allow,
+    and so are the two stages of each rank as alike. A stage may have no layer.
+    """
+
+    ### BEGIN SOLUTION
+    def dealt(number: int, begun: list[float]) -> list[int]:
+        """Each of `number` layers goes to whoever has least to do; how many each gets."""
+        counts = [0] * len(begun)
+        for _ in range(number):
+            busy = [time + count for time, count in zip(begun, counts)]
+            counts[busy.index(min(busy))] += 1
+        return counts
+
+    cut = [0] * (2 * ranks)
+    for rank, number in enumerate(dealt(layers, [embedding + head] + [0.0] * (ranks - 1))):
+        ends = [0.0, 0.0] if rank else [embedding, head]
+        cut[rank], cut[-1 - rank] = dealt(number, ends)
+    return cut
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "5.7-check", "grade": true, "points": 2, "locked": true}
+check("5.7", cut_for_a_v)
 
 # %% [markdown]
 # ## 7. See it: five schedules, and how many chunks

@@ -519,6 +519,44 @@ plt.show()
 # %% [markdown]
 # *A dot is a run; the first was measured above. Who goes on starts no Python and no PyTorch, and reads no checkpoint.*
 #
+# ### 9.7 Who gives what to whom (2 points)
+#
+# Above, every member has the whole model, and the one that is furthest gives its state to all. With sharding inside a
+# replica a member has a part, and the group can only begin from a step at which *every* part is there. If one replica
+# was killed while the parts were updated, some members are a step ahead. They cannot undo it. (In torchft the ranks of
+# a replica vote before the optimizer steps, so that no replica holds parts of two steps.) Write the plan for such a
+# meeting.
+
+
+# %% nbgrader={"grade_id": "9.7", "solution": true}
+def who_gives(parts: list[int], steps: list[int], count: int) -> tuple[int, dict[int, int]]:
+    """Returns the step from which all go on, and {rank of a member that gets its part: rank of who gives it}.
+
+    Rank r has part parts[r] of the `count` parts of the model, numbered from 0, after steps[r] steps; a newcomer
+    has 0 steps. All go on from the latest step at which somebody has each part. Every member that is not at this
+    step gets its part from one that has it at this step, and no giver gives more often than it must: of 2 givers
+    and 5 who need the same part, none gives more than 3 times. Where no step has every part, raises a ValueError:
+    only a checkpoint helps.
+    """
+    ### BEGIN SOLUTION
+    ranks = range(len(parts))
+    there = [{steps[r] for r in ranks if parts[r] == part} for part in range(count)]
+    whole = set.intersection(*there)
+    if not whole:
+        raise ValueError("no step has every part: read a checkpoint")
+    step, plan = max(whole), {}
+    for part in range(count):
+        givers = [r for r in ranks if parts[r] == part and steps[r] == step]
+        needy = [r for r in ranks if parts[r] == part and steps[r] != step]
+        plan |= {r: givers[turn % len(givers)] for turn, r in enumerate(needy)}
+    return step, plan
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "9.7-check", "grade": true, "points": 2, "locked": true}
+check("9.7", who_gives)
+
+# %% [markdown]
 # ### How others do it
 #
 # * **Spare nodes and health checks.** A restart on a broken machine fails again. Large installations test each GPU
@@ -599,11 +637,12 @@ with no_survivors() as job:  # ends all processes that carry its name in their e
 # and torchrun with the c10d rendezvous chooses a free one.
 
 # %% [markdown]
-# ## 6. Exercise
+# ## 6. Exercises
 #
 # | | points | where |
 # |---|---|---|
 # | 9.5 Minimum, maximum and restarts for four situations | 1 | section 4 |
+# | 9.7 Who gives what to whom | 2 | section 4 |
 
 # %% [markdown]
 # ## 7. See it: failures by dice

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from course_exercises import check, hint
 from course_utils import hardware
 from course_utils.launch import launch
 from course_utils.lesson.equality import check_equal, largest_difference
@@ -226,7 +227,44 @@ for name, of_ranks in zip(names, zip(*(differences for differences, _ in wrong))
 # All shapes fit. But after the swap a rank has chunks 0, 7, 1 and 6 of eight, in this order, and the ring's mask takes
 # them for the first and the last quarter, each in its order. So tokens see some that come after them.
 #
+# ## 6. Exercise: a rank's share of the batch
+#
+# ### 10.6 Tokens, labels and positions of a rank (2 points)
+#
+# A language model learns to name the next token. Where the sequence is cut, the token after a rank's last one is on
+# another rank, so a model that shifts the labels inside gets wrong ones at every end of a chunk, and no shape tells.
+# The same holds for positions: rotary embeddings of a rank that counts from 0 are those of other tokens. So tokens,
+# labels and positions are cut together, before the model.
+
+
+# %% nbgrader={"grade_id": "10.6", "solution": true}
+def rank_batch(
+    ids: torch.Tensor, mesh: tuple[int, int], place: int, piece: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns tokens (N, t), labels (N, t) and positions (t,) of one rank, all int64.
+
+    `ids` (N, T) are the whole sequences, and `mesh` is (ring, heads): the rank has coordinate `place` along the ring
+    and `piece` along the heads, and t = T / (ring * heads) tokens, dealt out as in section 3. The label of a token is
+    the one that comes after it in the whole sequence; the last token has -100, which `cross_entropy` leaves out. The
+    position is the place in the whole sequence, from 0. All sizes divide, and `ids` stay as they are.
+    """
+    ### BEGIN SOLUTION
+    own = positions(zigzag, place, mesh[0], ids.shape[1]).chunk(mesh[1])[piece]
+    labels = torch.full_like(ids, -100)
+    labels[:, :-1] = ids[:, 1:]
+    return ids[:, own], labels[:, own], own
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "10.6-check", "grade": true, "points": 2, "locked": true}
+check("10.6", rank_batch)
+
+# %% [markdown]
+# The mean of the loss is over all tokens that count: one rank has one fewer. Sum the losses, all-reduce sum and number
+# together, and divide after that, as for uneven batches in chapter 3.
+#
 # ## 9. Remember
 #
 # 1. Both cuts work at once: by heads inside a machine, and in a ring between machines.
 # 2. A row of ranks has one place in the zig-zag, and its ranks cut the row's tokens once more.
+# 3. Labels are shifted before the sequence is cut, and positions are those of the whole sequence.

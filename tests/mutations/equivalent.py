@@ -95,6 +95,20 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "outgoing = outgoing.contiguous()",
         ): "send reads the values and records nothing; the room made like it is a new tensor.",
     },
+    "5.7": {
+        (
+            "busy = [time + count for time, count in zip(begun, counts)]",
+            "busy = [time + count for time, count in zip(counts, begun)]",
+        ): "A sum has no order.",
+        (
+            "cut = [0] * (2 * ranks)",
+            "cut = [1] * (2 * ranks)",
+        ): "Each entry is overwritten.",
+        (
+            "ends = [0.0, 0.0] if rank else [embedding, head]",
+            "ends = [1.0, 0.0] if rank else [embedding, head]",
+        ): "Of an odd number of layers either stage may have one more; an even number is halved all the same.",
+    },
     "6.1": {
         (
             "self.weight = nn.Parameter(full.weight.detach().chunk(world_size)[rank].clone())",
@@ -266,6 +280,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "if generators['gpu'] is not None or torch.cuda.is_available():",
         ): "They differ where one side of a restart has a GPU and the other none. That such a state "
         "can be loaded is more than the docstring promises.",
+    },
+    "9.7": {
+        (
+            'raise ValueError("no step has every part: read a checkpoint")',
+            "pass",
+        ): "The largest of no steps is a ValueError, too.",
+        (
+            "for part in range(count):",
+            "for part in range(count + 1):",
+        ): "Nobody has a part of that number.",
     },
     "10.1": {
         (

@@ -1,0 +1,117 @@
+"""Answers to 9.7, `who_gives`: wrong in a plausible way, or right in another."""
+
+from collections import defaultdict
+from itertools import cycle
+
+from tests.wrong_answers import right, wrong
+
+
+def _latest(parts, steps, count):
+    """The latest step that every part is there at."""
+    at = [{s for p, s in zip(parts, steps) if p == part} for part in range(count)]
+    common = set.intersection(*at)
+    if not common:
+        raise ValueError("no step has every part: read a checkpoint")
+    return max(common)
+
+
+def _in_turns(parts, steps, step):
+    ranks, plan = range(len(parts)), {}
+    for part in {*parts}:
+        givers = cycle([r for r in ranks if (parts[r], steps[r]) == (part, step)])
+        plan |= {r: next(givers) for r in ranks if parts[r] == part and steps[r] != step}
+    return plan
+
+
+@right("9.7")
+def deals_out_in_turns(parts, steps, count):
+    step = _latest(parts, steps, count)
+    return step, _in_turns(parts, steps, step)
+
+
+@right("9.7")
+def asks_whoever_gave_least(parts, steps, count):
+    held = defaultdict(set)
+    for part, step in zip(parts, steps):
+        held[step].add(part)
+    whole = [step for step, there in held.items() if len(there) == count]
+    if not whole:
+        raise ValueError(f"none of the steps {sorted(held)} has all {count} parts")
+    step, given, plan = max(whole), defaultdict(int), {}
+    for rank, part in enumerate(parts):
+        if steps[rank] != step:
+            able = [r for r, p in enumerate(parts) if p == part and steps[r] == step]
+            plan[rank] = min(able, key=lambda r: given[r])
+            given[plan[rank]] += 1
+    return step, plan
+
+
+@wrong("9.7", names="not-a-plan")
+def lists_pairs(parts, steps, count):
+    step, plan = deals_out_in_turns(parts, steps, count)
+    return step, list(plan.items())
+
+
+@wrong("9.7", names="furthest-alone")
+def begins_where_the_furthest_is(parts, steps, count):
+    _latest(parts, steps, count)
+    ranks, step = range(len(parts)), max(steps)
+    furthest = {parts[r]: r for r in sorted(ranks, key=lambda r: steps[r])}
+    return step, {r: furthest[parts[r]] for r in ranks if steps[r] != step}
+
+
+@wrong("9.7", names="too-far-back")
+def goes_back_to_the_earliest(parts, steps, count):
+    at = [{s for p, s in zip(parts, steps) if p == part} for part in range(count)]
+    common = set.intersection(*at)
+    if not common:
+        raise ValueError("a checkpoint")
+    return min(common), _in_turns(parts, steps, min(common))
+
+
+@wrong("9.7", names="left-behind")
+def helps_newcomers_only(parts, steps, count):
+    step = _latest(parts, steps, count)
+    return step, {r: g for r, g in _in_turns(parts, steps, step).items() if steps[r] == 0}
+
+
+@wrong("9.7", names="ahead")
+def leaves_those_ahead(parts, steps, count):
+    step = _latest(parts, steps, count)
+    return step, {r: g for r, g in _in_turns(parts, steps, step).items() if steps[r] < step}
+
+
+@wrong("9.7", names="for-nothing")
+def sends_to_everybody(parts, steps, count):
+    step = _latest(parts, steps, count)
+    ranks = range(len(parts))
+    able = {parts[r]: r for r in reversed(ranks) if steps[r] == step}
+    return step, {r: able[parts[r]] for r in ranks}
+
+
+@wrong("9.7", names="other-part")
+def asks_the_first_at_this_step(parts, steps, count):
+    step = _latest(parts, steps, count)
+    return step, {r: steps.index(step) for r in range(len(parts)) if steps[r] != step}
+
+
+@wrong("9.7", names="giver-elsewhere")
+def asks_who_is_furthest(parts, steps, count):
+    step = _latest(parts, steps, count)
+    ranks = range(len(parts))
+    able = {parts[r]: r for r in sorted(ranks, key=lambda r: steps[r])}
+    return step, {r: able[parts[r]] for r in ranks if steps[r] != step}
+
+
+@wrong("9.7", names="one-giver")
+def asks_the_first_of_the_part(parts, steps, count):
+    step, plan = sends_to_everybody(parts, steps, count)
+    return step, {r: giver for r, giver in plan.items() if steps[r] != step}
+
+
+@wrong("9.7", names="lost")
+def takes_any_step(parts, steps, count):
+    try:
+        return deals_out_in_turns(parts, steps, count)
+    except ValueError:
+        return max(steps), {}
