@@ -79,7 +79,7 @@ def cells_of_the_part(path: Path) -> list:
     """The code cells of the notebook under `No restart at all`."""
     cells = nbformat.read(path, as_version=4).cells
     begins = next(i for i, cell in enumerate(cells) if "### No restart at all" in cell.source)
-    ends = next(i for i, cell in enumerate(cells) if "### How others do it" in cell.source)
+    ends = next(i for i, cell in enumerate(cells) if "### 9.7 " in cell.source)
     return [cell for cell in cells[begins:ends] if cell.cell_type == "code"]
 
 

@@ -40,10 +40,10 @@ taking_over = Exercise(
         "giver-elsewhere": "A member gets its part from one that is not at this step itself.",
         "one-giver": "Several members have this part, and one of them gives more often than it has to. Each sends over its "
         "own link: deal the members out in turns.",
-        "lost": "Raise a ValueError where no step has every part: then only a checkpoint helps. Return a plan in all other "
+        "no-common-step": "Raise a ValueError where no step has every part: then only a checkpoint helps. Return a plan in all other "
         "cases, also where nobody needs anything.",
     },
-    failures={"ValueError": "lost"},
+    failures={"ValueError": "no-common-step"},
 )
 
 
@@ -160,4 +160,4 @@ def what_is_lost_is_refused(answer, draw):
             got = answer(list(case.parts), list(case.steps), case.count)
         except ValueError:
             continue
-        raise Wrong("lost", expected=f"a ValueError for {case}, count {case.count}", got=got)
+        raise Wrong("no-common-step", expected=f"a ValueError for {case}, count {case.count}", got=got)

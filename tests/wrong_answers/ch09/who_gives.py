@@ -109,7 +109,7 @@ def asks_the_first_of_the_part(parts, steps, count):
     return step, {r: giver for r, giver in plan.items() if steps[r] != step}
 
 
-@wrong("9.7", names="lost")
+@wrong("9.7", names="no-common-step")
 def takes_any_step(parts, steps, count):
     try:
         return deals_out_in_turns(parts, steps, count)
