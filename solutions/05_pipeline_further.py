@@ -1031,7 +1031,7 @@ for name, run in ways.items():
 # %% [markdown]
 # ## 6. Exercises: a schedule, and a cut for another
 #
-# As in 5.2 and 5.3 you write a schedule, a list with one entry per rank. `check` first tests whether it can run at all,
+# In 5.4 you write a schedule, as in 5.2 and 5.3, a list with one entry per rank. `check` first tests whether it can run at all,
 # then simulates it with one unit of time for F and two for B, and compares it with a limit of time and a limit of
 # memory. It draws your schedule if it is right. To see it earlier, run
 # `plots.gantt(schedules.simulate(interleaved(4, 8, 2)))`.
@@ -1097,26 +1097,30 @@ check("5.4", interleaved)
 # %% [markdown]
 # ### 5.7 Cut a model for a V (2 points)
 #
-# Equal numbers of layers are not equal work. The first stage also has the **embedding** and the last one the **head**,
-# the product with the vocabulary, which in Llama 3 8B has as many weights as 2.4 layers. The authors of Llama 3 405B
-# gave the first and the last stage a layer less each ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2). On a V both ends
-# are on rank 0. Here are 32 layers in eight equal stages, with a head of 2.4 layers:
+# Equal numbers of layers are not equal work. The first stage also has the **embedding**, a lookup that takes little time
+# (or an image encoder, which takes much), and the last one the **head**, the product with the vocabulary. In Llama 3 8B
+# the head has as many weights as 2.4 layers. The authors of Llama 3 405B gave the first and the last stage one layer
+# fewer each ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2). On a V both ends are on rank 0. Here are 32
+# layers on four ranks, with a head of 2.4 layers that is shared out evenly between rank 0's two stages:
 
 # %%
-layers_of_rank = [8 + 2.4, 8, 8, 8]
-slowed = schedules.simulate(
-    schedules.zb_v(4, 8), layers_of_rank, [2 * n for n in layers_of_rank], place=schedules.v_shaped
-)
-print(f"ZB-V with a slow rank 0: idle {slowed.idle_share:.1%}")
+for layers_of_rank in ([8, 8, 8, 8], [6, 9, 9, 8]):
+    forward = [layers_of_rank[0] + 2.4, *layers_of_rank[1:]]
+    run = schedules.simulate(
+        schedules.zb_v(4, 8), forward, [2 * time for time in forward], place=schedules.v_shaped
+    )
+    print(f"{layers_of_rank} layers: a step takes {run.step:.0f} forward passes of a layer")
 
 
 # %% nbgrader={"grade_id": "5.7", "solution": true}
 def cut_for_a_v(layers: int, ranks: int, embedding: float, head: float) -> list[int]:
-    """Returns how many layers each of the 2 * ranks virtual stages of a V has, in the order of the line.
+    """Returns how many layers each of the 2 * ranks stages of a V has, in the order of the line.
 
-    Rank r has the stages r and 2 * ranks - 1 - r. `embedding` and `head` are times, in units of one layer's: the first
-    comes on top of stage 0, the second on top of the last stage. The slowest rank is as fast as whole layers allow,
-    and so are the two stages of each rank as alike. A stage may have no layer.
+    Rank r has the stages r and 2 * ranks - 1 - r. `embedding` and `head` are times, in units of one
+    layer's: the first comes on top of stage 0, the second on top of the last stage. The slowest rank
+    is as fast as whole layers allow. Given its layers, the times of a rank's two stages, ends
+    included, differ as little as possible. A stage may have no layer; where several cuts do, any is
+    right.
     """
 
     ### BEGIN SOLUTION

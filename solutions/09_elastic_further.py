@@ -521,27 +521,28 @@ plt.show()
 #
 # ### 9.7 Who gives what to whom (2 points)
 #
-# Above, every member has the whole model, and the one that is furthest gives its state to all. With sharding inside a
-# replica a member has a part, and the group can only begin from a step at which *every* part is there. If one replica
-# was killed while the parts were updated, some members are a step ahead. They cannot undo it. (In torchft the ranks of
-# a replica vote before the optimizer steps, so that no replica holds parts of two steps.) Write the plan for such a
-# meeting.
+# Above, every member has the whole model, and the one that is furthest ahead gives its state to all. With sharding inside
+# a replica a member has a part, and the group can only begin from a step at which *every* part is there. If a replica
+# is killed during the update, some members are a step ahead, and they cannot undo that step. (In torchft the ranks of a
+# replica vote before the optimizer steps, so that no replica holds parts of two steps.) Write the function that plans
+# such a meeting.
 
 
 # %% nbgrader={"grade_id": "9.7", "solution": true}
-def who_gives(parts: list[int], steps: list[int], count: int) -> tuple[int, dict[int, int]]:
-    """Returns the step from which all go on, and {rank of a member that gets its part: rank of who gives it}.
+def who_gives(parts: list[int], steps: list[int | None], count: int) -> tuple[int, dict[int, int]]:
+    """Returns the step from which all go on, and {rank that needs its part: rank that gives it}.
 
-    Rank r has part parts[r] of the `count` parts of the model, numbered from 0, after steps[r] steps; a newcomer
-    has 0 steps. All go on from the latest step at which somebody has each part. Every member that is not at this
-    step gets its part from one that has it at this step, and no giver gives more often than it must: of 2 givers
-    and 5 who need the same part, none gives more than 3 times. Where no step has every part, raises a ValueError:
-    only a checkpoint helps.
+    Rank r holds part parts[r] of the `count` parts of the model, numbered from 0, after steps[r]
+    steps, or None: a newcomer has nothing to give. All go on from the latest step at which every part
+    is held by some member. Every member that is not at this step gets its part from one that has it
+    at this step, and no giver gives more often than it must: of 2 givers and 5 who need the same
+    part, none gives more than 3 times. Where no step has every part, raises a ValueError: only a
+    checkpoint helps. Neither list is changed.
     """
     ### BEGIN SOLUTION
     ranks = range(len(parts))
     there = [{steps[r] for r in ranks if parts[r] == part} for part in range(count)]
-    whole = set.intersection(*there)
+    whole = set.intersection(*there) - {None}
     if not whole:
         raise ValueError("no step has every part: read a checkpoint")
     step, plan = max(whole), {}

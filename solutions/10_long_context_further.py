@@ -231,10 +231,10 @@ for name, of_ranks in zip(names, zip(*(differences for differences, _ in wrong))
 #
 # ### 10.6 Tokens, labels and positions of a rank (2 points)
 #
-# A language model learns to name the next token. Where the sequence is cut, the token after a rank's last one is on
-# another rank, so a model that shifts the labels inside gets wrong ones at every end of a chunk, and no shape tells.
-# The same holds for positions: rotary embeddings of a rank that counts from 0 are those of other tokens. So tokens,
-# labels and positions are cut together, before the model.
+# A language model learns to name the next token. Where the sequence is cut, the token after a chunk is on another rank,
+# so a model that shifts the labels inside has a wrong one at the end of every chunk, or none, and nothing fails. The
+# same holds for positions: a rank that counts from 0 makes the rotary embeddings of other tokens. So tokens, labels and
+# positions are cut together, before the model.
 
 
 # %% nbgrader={"grade_id": "10.6", "solution": true}
@@ -243,10 +243,11 @@ def rank_batch(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns tokens (N, t), labels (N, t) and positions (t,) of one rank, all int64.
 
-    `ids` (N, T) are the whole sequences, and `mesh` is (ring, heads): the rank has coordinate `place` along the ring
-    and `piece` along the heads, and t = T / (ring * heads) tokens, dealt out as in section 3. The label of a token is
-    the one that comes after it in the whole sequence; the last token has -100, which `cross_entropy` leaves out. The
-    position is the place in the whole sequence, from 0. All sizes divide, and `ids` stay as they are.
+    `ids` (N, T) are the whole sequences, and `mesh` is (ring, heads): the rank has coordinate `place`
+    along the ring and `piece` along the heads, and t = T / (ring * heads) tokens, dealt out as in
+    section 3. The label of a token is the one that comes after it in the whole sequence; the last
+    token of each sequence has -100, which `cross_entropy` leaves out. The position is the place in
+    the whole sequence, from 0. T is a multiple of 2 * ring * heads, and `ids` is not changed.
     """
     ### BEGIN SOLUTION
     own = positions(zigzag, place, mesh[0], ids.shape[1]).chunk(mesh[1])[piece]
@@ -260,8 +261,8 @@ def rank_batch(
 check("10.6", rank_batch)
 
 # %% [markdown]
-# The mean of the loss is over all tokens that count: one rank has one fewer. Sum the losses, all-reduce sum and number
-# together, and divide after that, as for uneven batches in chapter 3.
+# The mean of the loss is over all tokens that count, and the rank with the end of the sequences has one fewer of each.
+# Sum the losses, all-reduce sum and number together, and divide after that, as for uneven batches in chapter 3.
 #
 # ## 9. Remember
 #

@@ -270,7 +270,9 @@ def relation(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
 
 
 def _lengths(value: Any) -> list | None:
-    """Those of a list and of all lists in it; None of what is no list."""
+    """Those of a list and of all lists in it, the shape of a tensor; None of what is neither."""
+    if isinstance(value, torch.Tensor):
+        return list(value.shape)
     if not isinstance(value, Sequence):
         return None
     return [len(value), *map(_lengths, value)]

@@ -1,7 +1,7 @@
 """Exercise 5.7, `cut_for_a_v`: what it asks for, and how it is checked."""
 
 from dataclasses import dataclass
-from math import ceil
+from numbers import Integral
 
 from course_exercises.authoring import Exercise, Wrong, expect_type
 
@@ -18,7 +18,7 @@ cutting = Exercise(
             "the embedding, and on which the head?"
         ),
         (
-            "First find out how many layers each rank gets, and forget its two stages: rank 0 begins with the time of "
+            "First find out how many layers each rank gets; leave its two stages for later. Rank 0 begins with the time of "
             "embedding and head, the others with nothing. Who gets the next layer?"
         ),
         (
@@ -29,23 +29,32 @@ cutting = Exercise(
     ],
     things="layers",
     misconceptions={
-        "not-counts": "Return how many layers each stage has, in the order of the line: 2 * ranks whole numbers, none "
-        "of them negative, that add up to `layers`.",
-        "other-order": "Your list has the two stages of a rank side by side. Its order is that of the line: down the "
-        "ranks, and up again.",
+        "not-counts": "Return how many layers each stage has, in the order of the line: 2 * ranks whole numbers (int), "
+        "none of them negative, that add up to `layers`.",
+        "other-order": "Your numbers would be right in another order. They stand in the order of the line: down the ranks, "
+        "and up again, so that the last stage is rank 0's.",
         "ends-forgotten": "You deal the layers out as if the embedding and the head took no time. Their rank gets "
         "fewer layers.",
         "one-end": "You count one of the two ends only. On a V the first stage and the last one are on the same rank: "
         "rank 0 has the embedding and the head.",
         "looped": "You put stage s and stage ranks + s on one rank, as in the interleaved schedule. A V turns: rank r has "
         "the stages r and 2 * ranks - 1 - r.",
-        "by-stage": "Your slowest stage is as fast as it can be, and your slowest rank is not. Where the head takes longer "
-        "than a stage, rank 0's other stage has to make up for it: look at the sum of a rank's two stages.",
-        "slowest-rank": "There is a cut whose slowest rank is faster.",
-        "uneven": "The two stages of a rank can be more alike. Share its layers out between them, and count the embedding "
-        "and the head, too.",
+        "by-stage": "Your slowest stage is as fast as it can be, and your slowest rank is not. Where an end takes long, "
+        "rank 0's other stage has to make up for it: look at the sum of a rank's two stages.",
+        "slowest-rank": "There is a cut whose slowest rank is faster: compare the ranks' sums, and count the embedding "
+        "and the head. A stage may have no layer.",
+        "uneven": "The two stages of a rank can be more alike. Share its layers out between them, and count the "
+        "embedding with stage 0 and the head with the last stage.",
     },
 )
+
+
+def _slowest(layers: int, begun: list[float]) -> float:
+    """The least time of the slowest, where each layer goes to whoever has least to do."""
+    busy = list(begun)
+    for _ in range(layers):
+        busy[busy.index(min(busy))] += 1
+    return max(busy)
 
 
 @dataclass(frozen=True)
@@ -73,109 +82,116 @@ class _Case:
         return max(map(sum, zip(times[:ranks], others, strict=True)))
 
     def best(self) -> float:
-        """The time of the slowest rank under the best cut: rank 0 may have any number of layers."""
-        ends, others = self.embedding + self.head, self.ranks - 1
-        if not others:
-            return self.layers + ends
-        return min(max(n + ends, ceil((self.layers - n) / others)) for n in range(self.layers + 1))
+        return _slowest(self.layers, [self.embedding + self.head] + [0.0] * (self.ranks - 1))
 
     def is_best(self, counts: list[int]) -> bool:
         return self.slowest(counts) == self.best()
 
-    def best_looped(self) -> float:
-        """As `best`, with the embedding on the first rank and the head on the last."""
-        first = range(self.layers + 1)
-        pairs = ((n, m) for n in first for m in range(self.layers + 1 - n))
-        between = self.ranks - 2
-        return min(
-            max(n + self.embedding, m + self.head, ceil((self.layers - n - m) / between))
-            for n, m in pairs
-        )
+    def is_best_looped(self, counts: list[int]) -> bool:
+        begun = [0.0] * self.ranks
+        begun[0] += self.embedding
+        begun[-1] += self.head
+        return self.slowest(counts, looped=True) == _slowest(self.layers, begun)
 
-    def best_stage(self) -> float:
-        """The time of the slowest stage, where only that counts."""
-        times = [self.embedding, self.head, *[0.0] * (2 * self.ranks - 2)]
-        for _ in range(self.layers):
-            times[times.index(min(times))] += 1
-        return max(times)
+    def is_best_by_stage(self, counts: list[int]) -> bool:
+        stages = [self.embedding, *[0.0] * (2 * self.ranks - 2), self.head]
+        return max(self.stages(counts)) == _slowest(self.layers, stages)
+
+    def with_ends(self, embedding: float, head: float) -> "_Case":
+        return _Case(self.layers, self.ranks, embedding, head)
 
 
 def _counts(answer, case: _Case) -> list[int]:
     got = answer(case.layers, case.ranks, case.embedding, case.head)
     expect_type(got, (list, tuple), likely=None if got is None else "not-counts")
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in got)
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) and n >= 0 for n in got)
     if not whole or len(got) != 2 * case.ranks or sum(got) != case.layers:
-        expected = f"{2 * case.ranks} numbers that add up to {case.layers}"
-        raise Wrong("not-counts", expected=expected, got=got)
+        expected = f"{2 * case.ranks} numbers (int) that add up to {case.layers}"
+        raise Wrong("not-counts", expected=expected, got=str(got))
     return list(got)
 
 
-def _must_be_best(answer, case: _Case) -> None:
-    counts = _counts(answer, case)
-    if case.is_best(counts):
-        return
-    raise Wrong(
-        _suspect(counts, case),
-        expected=f"slowest rank {case.best():g} layers' time, for {case}",
-        got=f"{case.slowest(counts):g} with {counts}",
-    )
+def _must_be_best(answer, *cases: _Case) -> list[list[int]]:
+    """Returns the answer's cuts. A mistake is named if it fits all of them."""
+    cuts = [_counts(answer, case) for case in cases]
+    for case, counts in zip(cases, cuts):
+        if not case.is_best(counts):
+            raise Wrong(
+                _suspect(list(zip(cases, cuts))),
+                expected=f"a slowest rank of {case.best():g}, for {case}",
+                got=f"{case.slowest(counts):g} with {counts}",
+            )
+    return cuts
 
 
-def _suspect(counts: list[int], case: _Case) -> str:
-    embedding, head = case.embedding, case.head
-    if not head:
-        return "slowest-rank"
-    alone = [_Case(case.layers, case.ranks, *ends) for ends in ((embedding, 0.0), (0.0, head))]
-    by_rank = [*counts[::2], *reversed(counts[1::2])]
-    suspects = {
-        "ends-forgotten": _Case(case.layers, case.ranks).is_best(counts),
-        "other-order": case.is_best(by_rank),
-        "by-stage": max(case.stages(counts)) == case.best_stage(),
-        "looped": case.ranks > 2 and case.slowest(counts, looped=True) == case.best_looped(),
-        "one-end": embedding and any(one.is_best(counts) for one in alone),
+def _suspect(tried: list[tuple[_Case, list[int]]]) -> str:
+    def in_order(counts: list[int], ranks: int) -> list[list[int]]:
+        return [[*counts[::2], *reversed(counts[1::2])], counts[:ranks] + counts[ranks:][::-1]]
+
+    orders = [in_order(counts, case.ranks) for case, counts in tried]
+    signs = {
+        "ends-forgotten": [c.with_ends(0.0, 0.0).is_best(n) for c, n in tried],
+        "other-order": [c.is_best(first) for (c, _), (first, _) in zip(tried, orders)],
+        "down-twice": [c.is_best(second) for (c, _), (_, second) in zip(tried, orders)],
+        "by-stage": [c.is_best_by_stage(n) for c, n in tried],
+        "looped": [c.is_best_looped(n) for c, n in tried],
+        "no-head": [c.with_ends(c.embedding, 0.0).is_best(n) for c, n in tried],
+        "no-embedding": [c.with_ends(0.0, c.head).is_best(n) for c, n in tried],
     }
-    return next((name for name, fits in suspects.items() if fits), "slowest-rank")
+    of_two = {"down-twice": "other-order", "no-head": "one-end", "no-embedding": "one-end"}
+    fitting = [name for name, fits in signs.items() if all(fits)]
+    alike = not any(case.head for case, _ in tried)  # without ends all look the same
+    return "slowest-rank" if alike or not fitting else of_two.get(fitting[0], fitting[0])
 
 
 @cutting.requires("layers alone, also where they do not divide")
 def layers_alone(answer, draw):
     ranks = draw.integer(3, 5)
-    _must_be_best(answer, _Case(2 * ranks * draw.integer(2, 4), ranks))
-    _must_be_best(answer, _Case(2 * ranks * draw.integer(2, 4) + draw.integer(2, ranks - 1), ranks))
+    _must_be_best(
+        answer,
+        _Case(2 * ranks * draw.integer(2, 4), ranks),
+        _Case(2 * ranks * draw.integer(2, 4) + draw.integer(2, ranks - 1), ranks),
+    )
 
 
 @cutting.requires("the embedding and the head are on rank 0")
 def both_ends_are_on_rank_0(answer, draw):
-    for _ in range(4):
-        ranks = draw.integer(3, 5)
+    cases = []
+    for ranks in (2, 3, 4, *(draw.integer(3, 5) for _ in range(9))):
         ends = [draw.integer(17, 31) / 8 for _ in range(2)]  # with one of them another cut is best
-        _must_be_best(answer, _Case(ranks * draw.integer(9, 12), ranks, *ends))
+        cases.append(_Case(ranks * draw.integer(9, 12), ranks, *ends))
+    _must_be_best(answer, *cases)
 
 
-@cutting.requires("a head that takes longer than a stage", needs_earlier=True)
-def a_head_that_takes_longer_than_a_stage(answer, draw):
+@cutting.requires("an end that takes longer than a stage", needs_earlier=True)
+def an_end_that_takes_longer_than_a_stage(answer, draw):
     ranks, share = draw.integer(3, 5), draw.integer(4, 6)
-    head = share + draw.integer(9, 15) / 8
-    _must_be_best(answer, _Case(2 * ranks * share, ranks, 0.0, head))
+    end = share + draw.integer(9, 15) / 8
+    layers = 2 * ranks * share
+    _must_be_best(answer, _Case(layers, ranks, 0.0, end), _Case(layers, ranks, end, 0.25))
 
 
-@cutting.requires("one rank, few layers, and an end that takes longer than all others' layers")
+@cutting.requires("one rank, few layers, and an end that takes longer than the layers of a rank")
 def at_the_edges(answer, draw):
     ranks = draw.integer(3, 5)
-    _must_be_best(answer, _Case(draw.integer(3, 9), 1, 0.5, 2.25))
-    _must_be_best(answer, _Case(ranks - 1, ranks, 0.25, 1.5))
-    _must_be_best(answer, _Case(3 * ranks, ranks, 0.5, 20.0))
+    _must_be_best(
+        answer,
+        _Case(draw.integer(3, 9), 1, 0.5, 2.25),
+        _Case(ranks - 1, ranks, 0.25, 1.5),
+        _Case(3 * ranks, ranks, 0.5, 20.0),
+        _Case(3 * ranks, ranks, 20.0, 0.5),
+    )
 
 
 @cutting.requires("the two stages of a rank are as alike as whole layers allow", needs_earlier=True)
 def the_two_stages_of_a_rank_are_alike(answer, draw):
-    for _ in range(4):
-        ranks = draw.integer(3, 5)
-        ends = draw.integer(1, 7) / 8, draw.integer(9, 31) / 8
-        case = _Case(draw.integer(8 * ranks, 12 * ranks), ranks, *ends)
-        counts = _counts(answer, case)
-        _must_be_best(lambda *_, counts=counts: counts, case)
-        for rank in range(ranks):
+    cases = [_Case(draw.integer(6, 9), 1, 0.5, 2.25)]
+    for ranks in (2, *(draw.integer(3, 5) for _ in range(3))):
+        small, large = draw.integer(1, 7) / 8, draw.integer(13, 31) / 8
+        layers = draw.integer(8 * ranks, 12 * ranks)
+        cases += [_Case(layers, ranks, small, large), _Case(layers, ranks, large, small + 1.25)]
+    for case, counts in zip(cases, _must_be_best(answer, *cases)):
+        for rank in range(case.ranks):
             _must_be_alike(counts, case, rank)
 
 
@@ -188,6 +204,6 @@ def _must_be_alike(counts: list[int], case: _Case, rank: int) -> None:
     if differences[pair] > least:
         raise Wrong(
             "uneven",
-            expected=f"a difference of {least:g} layers' time on rank {rank}, for {case}",
+            expected=f"a difference of {least:g} on rank {rank}, for {case}",
             got=f"{differences[pair]:g} with {counts}",
         )

@@ -92,3 +92,19 @@ def gives_the_rest_to_rank_0(layers, ranks, embedding, head):
 def halves_the_layers_of_rank_0(layers, ranks, embedding, head):
     of_ranks = _dealt(layers, [embedding + head] + [0] * (ranks - 1))
     return _on_a_v(of_ranks, 0, 0)
+
+
+@wrong("5.7", names="other-order")
+def goes_down_twice(layers, ranks, embedding, head):
+    counts = deals_twice(layers, ranks, embedding, head)
+    return counts[:ranks] + counts[ranks:][::-1]
+
+
+@wrong("5.7", names="slowest-rank")
+def rounds_the_ends_down(layers, ranks, embedding, head):
+    return deals_twice(layers, ranks, int(embedding), int(head))
+
+
+@wrong("5.7", names="uneven")
+def swaps_the_ends(layers, ranks, embedding, head):
+    return deals_twice(layers, ranks, head, embedding)

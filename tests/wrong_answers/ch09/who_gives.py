@@ -8,11 +8,15 @@ from tests.wrong_answers import right, wrong
 
 def _latest(parts, steps, count):
     """The latest step that every part is there at."""
+    return max(_common(parts, steps, count))
+
+
+def _common(parts, steps, count):
     at = [{s for p, s in zip(parts, steps) if p == part} for part in range(count)]
-    common = set.intersection(*at)
+    common = set.intersection(*at) - {None}
     if not common:
         raise ValueError("no step has every part: read a checkpoint")
-    return max(common)
+    return common
 
 
 def _in_turns(parts, steps, step):
@@ -33,7 +37,8 @@ def deals_out_in_turns(parts, steps, count):
 def asks_whoever_gave_least(parts, steps, count):
     held = defaultdict(set)
     for part, step in zip(parts, steps):
-        held[step].add(part)
+        if step is not None:
+            held[step].add(part)
     whole = [step for step, there in held.items() if len(there) == count]
     if not whole:
         raise ValueError(f"none of the steps {sorted(held)} has all {count} parts")
@@ -52,33 +57,69 @@ def lists_pairs(parts, steps, count):
     return step, list(plan.items())
 
 
-@wrong("9.7", names="furthest-alone")
+@wrong("9.7", names="turned-round")
+def says_to_whom(parts, steps, count):
+    step, plan = deals_out_in_turns(parts, steps, count)
+    return step, {giver: rank for rank, giver in plan.items()}
+
+
+def _furthest(parts, steps):
+    """{part: the member that is furthest}."""
+    ranks = sorted(range(len(parts)), key=lambda r: -1 if steps[r] is None else steps[r])
+    return {parts[r]: r for r in ranks}
+
+
+@wrong("9.7", names="not-whole")
 def begins_where_the_furthest_is(parts, steps, count):
     _latest(parts, steps, count)
-    ranks, step = range(len(parts)), max(steps)
-    furthest = {parts[r]: r for r in sorted(ranks, key=lambda r: steps[r])}
-    return step, {r: furthest[parts[r]] for r in ranks if steps[r] != step}
+    step = max(s for s in steps if s is not None)
+    furthest = _furthest(parts, steps)
+    return step, {r: furthest[p] for r, p in enumerate(parts) if steps[r] != step}
+
+
+@wrong("9.7", names="not-whole")
+def takes_the_least_of_the_latest(parts, steps, count):
+    """Right where every part is there at that step."""
+    _latest(parts, steps, count)
+    furthest = _furthest(parts, steps)
+    step = min(steps[furthest[part]] for part in range(count))
+    held = {(p, s): r for r, (p, s) in enumerate(zip(parts, steps))}
+    givers = {p: held.get((p, step), r) for p, r in furthest.items()}
+    return step, {r: givers[p] for r, p in enumerate(parts) if steps[r] != step}
+
+
+@wrong("9.7", names="refused")
+def refuses_an_empty_plan(parts, steps, count):
+    step, plan = deals_out_in_turns(parts, steps, count)
+    if not plan:
+        raise ValueError("nothing to do")
+    return step, plan
+
+
+@wrong("9.7", names="list-changed")
+def marks_newcomers(parts, steps, count):
+    for rank, step in enumerate(steps):
+        steps[rank] = -1 if step is None else step
+    got, plan = deals_out_in_turns(parts, [None if s < 0 else s for s in steps], count)
+    return got, plan
 
 
 @wrong("9.7", names="too-far-back")
 def goes_back_to_the_earliest(parts, steps, count):
-    at = [{s for p, s in zip(parts, steps) if p == part} for part in range(count)]
-    common = set.intersection(*at)
-    if not common:
-        raise ValueError("a checkpoint")
-    return min(common), _in_turns(parts, steps, min(common))
+    step = min(_common(parts, steps, count))
+    return step, _in_turns(parts, steps, step)
 
 
 @wrong("9.7", names="left-behind")
 def helps_newcomers_only(parts, steps, count):
     step = _latest(parts, steps, count)
-    return step, {r: g for r, g in _in_turns(parts, steps, step).items() if steps[r] == 0}
+    return step, {r: g for r, g in _in_turns(parts, steps, step).items() if steps[r] is None}
 
 
 @wrong("9.7", names="ahead")
 def leaves_those_ahead(parts, steps, count):
     step = _latest(parts, steps, count)
-    return step, {r: g for r, g in _in_turns(parts, steps, step).items() if steps[r] < step}
+    return step, {r: g for r, g in _in_turns(parts, steps, step).items() if (steps[r] or 0) < step}
 
 
 @wrong("9.7", names="for-nothing")
@@ -97,10 +138,8 @@ def asks_the_first_at_this_step(parts, steps, count):
 
 @wrong("9.7", names="giver-elsewhere")
 def asks_who_is_furthest(parts, steps, count):
-    step = _latest(parts, steps, count)
-    ranks = range(len(parts))
-    able = {parts[r]: r for r in sorted(ranks, key=lambda r: steps[r])}
-    return step, {r: able[parts[r]] for r in ranks if steps[r] != step}
+    step, furthest = _latest(parts, steps, count), _furthest(parts, steps)
+    return step, {r: furthest[p] for r, p in enumerate(parts) if steps[r] != step}
 
 
 @wrong("9.7", names="one-giver")
@@ -114,4 +153,4 @@ def takes_any_step(parts, steps, count):
     try:
         return deals_out_in_turns(parts, steps, count)
     except ValueError:
-        return max(steps), {}
+        return 0, {}

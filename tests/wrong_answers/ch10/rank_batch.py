@@ -115,3 +115,30 @@ def shifts_in_place(ids, mesh, place, piece):
     ids[:, :-1] = ids[:, 1:].clone()
     ids[:, -1] = -100
     return tokens, ids[:, own], own
+
+
+@wrong("10.6", names="shifted-after-the-cut")
+def returns_a_token_less(ids, mesh, place, piece):
+    tokens, _, positions = cuts_by_places(ids, mesh, place, piece)
+    return tokens[:, :-1], tokens[:, 1:], positions[:-1]
+
+
+@wrong("10.6", names="not-three")
+def returns_the_labels_first(ids, mesh, place, piece):
+    tokens, labels, positions = cuts_by_places(ids, mesh, place, piece)
+    return labels, tokens, positions
+
+
+@wrong("10.6", names="shifted-back")
+def takes_the_token_before(ids, mesh, place, piece):
+    own = _places(ids, mesh, place, piece)
+    return ids[:, own], pad(ids[:, :-1], (1, 0), value=-100)[:, own], own
+
+
+@wrong("10.6", names="shifted-after-the-cut")
+def ends_where_the_last_rank_ends(ids, mesh, place, piece):
+    own = _places(ids, mesh, place, piece)
+    labels = torch.roll(ids, -1, dims=1)[:, own]
+    if (place, piece) == (mesh[0] - 1, mesh[1] - 1):
+        labels[:, -1] = -100
+    return ids[:, own], labels, own
