@@ -35,6 +35,8 @@ taking_over = Exercise(
         "several: the keys are the ranks of those who get their part.",
         "not-whole": "No member has some part at this step, and parts of two steps are no model. Take the latest step that "
         "occurs for every part. It can be earlier than each part's latest.",
+        "newcomer": "A newcomer's step is None, which cannot be compared with a number. It has nothing to give: leave it out "
+        "where you look for the step.",
         "too-far-back": "The group can begin from a later step: every part is there at one.",
         "left-behind": "A member that is behind the step, or has just come, gets nothing, and would train with what it "
         "has. Give it its part.",
@@ -51,7 +53,7 @@ taking_over = Exercise(
         "plan; where nobody needs anything, its dictionary is empty.",
         "no-common-step": "Raise a ValueError where no step has every part: then only a checkpoint helps.",
     },
-    failures={"ValueError": "refused"},
+    failures={"not supported between instances of": "newcomer", "ValueError": "refused"},
 )
 NEW = None
 
@@ -191,7 +193,7 @@ def nobody_needs_anything(answer, draw):
 
 @taking_over.requires(
     "a part that is lost, and parts of no common step, are refused",
-    failures={"exception": "no-common-step"},
+    failures={"not supported between instances of": "newcomer", "exception": "no-common-step"},
 )
 def what_is_lost_is_refused(answer, draw):
     torn = _drawn(draw, {0: [0, 0], 1: [1, 1]})

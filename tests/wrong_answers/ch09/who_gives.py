@@ -57,6 +57,13 @@ def lists_pairs(parts, steps, count):
     return step, list(plan.items())
 
 
+@wrong("9.7", names="newcomer")
+def compares_newcomers(parts, steps, count):
+    at = [{s for p, s in zip(parts, steps) if p == part} for part in range(count)]
+    step = max(set.intersection(*at))
+    return step, _in_turns(parts, steps, max(steps))
+
+
 @wrong("9.7", names="turned-round")
 def says_to_whom(parts, steps, count):
     step, plan = deals_out_in_turns(parts, steps, count)
