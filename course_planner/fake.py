@@ -30,7 +30,7 @@ from torch.utils import flop_counter
 
 from course_planner.descriptions import GROUPS, Layout, require
 from course_planner.traffic import Call as Row
-from course_utils.comm import private
+from course_utils.comm import private, versions
 from course_utils.trace import Call, Record, describe, on_a_ring
 from course_utils.trace.meters import local
 
@@ -111,7 +111,7 @@ def trace(
     with _fake_ranks(layout.gpus, rank):
         mesh = mesh_of(layout)
         watching = _Watching(mesh, progress)
-        with private.fake_mode(allow_non_fake_inputs=True), watching:
+        with private.fake_mode(allow_non_fake_inputs=True), _shapes_as_given(), watching:
             step = _step_of(program, mesh, layout)
             watching.built()
             _with_sentence(step)
@@ -149,6 +149,26 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         _forget_groups()
+
+
+@contextmanager
+def _shapes_as_given() -> Iterator[None]:
+    """PyTorch 2.12 and 2.13 let a pipeline's stages vote on how they learn of shapes, and fake ranks hear
+    no vote. From 2.14 on a stage of fake ranks takes those that it was given, as here."""
+    if versions.older_than("2.12") or not versions.older_than("2.14"):
+        yield
+        return
+    vote = private.vote.value
+
+    def take_given(schedule, stages, *_):
+        for stage in stages:
+            setattr(stage, private.STAGE_MODE, private.static.value)
+
+    private.vote.put(take_given)
+    try:
+        yield
+    finally:
+        private.vote.put(vote)
 
 
 def _forget_groups() -> None:

@@ -133,6 +133,10 @@ group_called = Name("torch.distributed.distributed_c10d._resolve_process_group")
 shape_of = Name(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached"
 )
+# How stages learn of shapes, on which PyTorch 2.12 and 2.13 let them vote.
+vote = Name("torch.distributed.pipelining.schedules._PipelineSchedule._warmup_p2p")
+static = Name("torch.distributed.pipelining._utils.InferenceMode.STATIC")
+STAGE_MODE = "_inference_mode"
 forget_shardings = Name("torch.distributed.tensor.debug._clear_sharding_prop_cache")
 transforms = Name("torch.distributed.tensor._redistribute._gen_transform_infos")
 # The grader: tensors as they are, the operators that an answer may have replaced, the modes it has left on.

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import course_strict
@@ -28,7 +29,7 @@ from course_hosts import growing
 from course_planner import fake
 from course_planner.descriptions import Layout
 from course_utils import hardware
-from course_utils.comm import private
+from course_utils.comm import private, versions
 from course_utils.launch import launch as launch_anywhere
 from course_utils.launch.keepers import forks, server
 from course_utils.lesson.terminal import store_on
@@ -159,6 +160,29 @@ def _planned(step):
     return lambda: fake.trace(plan, Layout(tp=2))
 
 
+def _with_2_12(program):
+    def run():
+        versions.installed = lambda: "2.12.1"
+        return program()
+
+    return run
+
+
+def _piped(mesh, layout):
+    x = torch.ones(2, 2, requires_grad=True)
+    stage = PipelineStage(
+        nn.Linear(2, 2),
+        mesh["pp"].get_local_rank(),
+        2,
+        x.device,
+        input_args=x,
+        output_args=x,
+        group=mesh["pp"].get_group(),
+    )
+    schedule = Schedule1F1B(stage, 2, loss_fn=lambda output, _: output.sum())
+    return lambda: schedule.step(torch.ones(4, 2), target=torch.ones(4, 2))
+
+
 def _met():
     with tempfile.TemporaryDirectory() as folder:
         store = store_on(0)
@@ -203,6 +227,9 @@ PROGRAMS = {
             *("shape_of", "forget_shardings", "transforms", "tree_leaves"),
         ),
         _planned(lambda output: output.sum().backward()),
+    ),
+    **dict.fromkeys(
+        ("vote", "static"), _with_2_12(lambda: fake.trace(_piped, Layout(pp=2, micro_batches=2)))
     ),
     **dict.fromkeys(("needs_value", "needs_shape"), _planned(torch.Tensor.tolist)),
     **dict.fromkeys(("handle_of_group", "reconfigure"), _met),
