@@ -15,12 +15,10 @@ from course_exercises import chapters as exercises
 from course_exercises.authoring.framework import judge
 from course_exercises.checks import catalogue, check, points
 from course_exercises.checks.catalogue import find
-from course_exercises.sources.answers import source_of
 from course_exercises.sources.chapters import ROOT
 from course_grader import (
     copies,
     gathering,
-    grade_files,
     gradescope,
     integrity,
     outside,
@@ -428,18 +426,7 @@ for sent in pickle.load(sys.stdin.buffer):
     subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sent), check=True)
 
 
-def test_every_solved_chapter_gets_all_its_points():
-    """What each check needs reaches the process that judges: seen from the outside, for all."""
-    sources = {source_of(exercise.id) for exercise in catalogue.exercises()}
-    solved = sorted(path.with_suffix(".ipynb") for path in sources)
-    grades = list(grade_files(solved, jobs=2, isolated=None))
-    marks = [mark for grade in grades for mark in grade.exercises]
-    assert [each.reason for each in grades] == [""] * len(solved)
-    assert [mark.feedback for mark in marks if mark.status != "passed"] == []
-    assert sorted(mark.exercise for mark in marks) == sorted(e.id for e in catalogue.exercises())
-
-
 def test_a_notebook_that_asks_for_nothing_is_told():
-    notebook = ROOT / "notebooks" / "10_long_context_further.ipynb"
-    with pytest.raises(NotGradable, match=r"10_long\w+_further.ipynb holds no exercise"):
+    notebook = ROOT / "notebooks" / "quick_reference.ipynb"
+    with pytest.raises(NotGradable, match="quick_reference.ipynb holds no exercise"):
         read_file(notebook, NOTEBOOK)
