@@ -158,6 +158,18 @@ def test_the_defaults_predict_rows_of_which_they_know_nothing(source, bound):
     assert judged.median(judged.default) <= bound
 
 
+def test_short_micro_batches_take_as_long_as_launching_their_calls():
+    """nanotron on up to 4 nodes: 4.5 ms a layer, with 2, 4 or 8 tensor ranks, a width of 2048 or 3072."""
+    ratios = []
+    for row in (run.row for run in bench_plans.runs_of("nanotron")):
+        if row.layout.pp == 1 and row.layout.gpus <= 32:
+            time = estimate.step_time(row.model, row.layout, row.seq, published.H100)
+            if time.parts.get("launch", 0) > 0.1 * time.seconds:
+                ratios.append(time.seconds / row.seconds)
+    assert len(ratios) > 15
+    assert ratios == pytest.approx([1] * len(ratios), abs=0.15)
+
+
 @pytest.mark.parametrize("source", ["Korthikanti", "zero bubble", "MPT A100", "MPT H100"])
 def test_rows_left_out_are_predicted_better_than_by_one_rate(source):
     judged = bench_plans.judge(source)
