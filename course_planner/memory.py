@@ -142,8 +142,7 @@ def held_by(model: Model, layout: Layout, seq: int, stage: Stage) -> dict[str, i
         for (kind, size), from_stage in zip(_bytes_each(layout).items(), (3, 2, 1))
     }
     held["activations"] = _activations(model, layout, seq, stage)
-    fused, plain = (_temporary(model, layout, seq, stage, logit) for logit in (FUSED, LOGITS))
-    held |= {"temporary": fused, "loss": plain - fused}
+    held["temporary"], held["loss"] = _temporary(model, layout, seq, stage)
     held["allocator"] = SPARE + HELD_BACK * sum(held.values())
     held = {kind: round(size) for kind, size in held.items()}
     return held | {"total": sum(held.values())}
@@ -192,13 +191,13 @@ def _activations(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
     return layer * (stage.layers / layout.chunks) * flight[stage.index]
 
 
-def _temporary(model: Model, layout: Layout, seq: int, stage: Stage, logit: int) -> float:
-    """What is held outside the layers, or for a moment.
+def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> tuple[float, float]:
+    """What is held outside the layers, or for a moment; and what a loss that is not fused adds to it.
 
     With biases the embedding's dropout masks of the micro-batches in flight, s b h / t each (2205.05198, section
     4.3); what ZeRO 2 and 3 have whole (`_unsharded`); and the larger of two moments of a backward
-    pass: the loss's, with the norm's and the output layer's inputs and so many bytes for each `logit`, and
-    a layer's, with its gradients and activations that are computed again.
+    pass: the loss's, with the norm's and the output layer's inputs and FUSED or LOGITS bytes a logit,
+    and a layer's, with its gradients and activations that are computed again.
     """
     tokens = seq * layout.micro_batch / (layout.tp * layout.cp)
     flat = "1f1b" if layout.chunks > 1 else layout.schedule
@@ -206,10 +205,13 @@ def _temporary(model: Model, layout: Layout, seq: int, stage: Stage, logit: int)
     again = 0.0
     if layout.recompute in ("full", "half"):
         again = layer_activations(model, layout, seq, "selective")
-    loss = tokens * (4 * model.width + logit * model.vocab) if stage.head else 0
     masks = tokens * model.width * flight * model.bias
     gradients, kept = _unsharded(model, layout, stage)
-    return masks + max(again + gradients, loss) + kept
+    fused, plain = (
+        max(again + gradients, stage.head * tokens * (4 * model.width + logit * model.vocab))
+        for logit in (FUSED, LOGITS)
+    )
+    return masks + fused + kept, plain - fused
 
 
 def _unsharded(model: Model, layout: Layout, stage: Stage) -> tuple[float, float]:
