@@ -800,7 +800,7 @@ compare(
 bars = {f"stage {stage}": stages[stage] for stage in (0, 1, 7, 15)}
 fit(bars, h100.hbm_bytes, "The second of 16 stages is the fullest")
 plt.show()
-room = [h100.hbm_bytes - held["total"] + held["allocator"] for held in bars.values()]
+room = [h100.hbm_bytes - h["total"] + h["loss"] + h["allocator"] for h in bars.values()]
 print("GB that the tensors of each leave:", *(f"{left / 1e9:.0f}" for left in room))
 
 # %% [markdown]
