@@ -30,10 +30,10 @@ BOUNDS = {
     "Megatron SC21": 0.08,
     "Korthikanti": 0.08,
     "zero bubble": 0.08,
-    "torchtitan": 0.12,
+    "torchtitan": 0.1,
     "MPT H100": 0.1,
     "MPT A100": 0.15,
-    "NeMo 24.12": 0.15,
+    "NeMo 24.12": 0.1,
 }  # of the median error by the defaults
 
 
