@@ -158,6 +158,16 @@ def test_the_defaults_predict_rows_of_which_they_know_nothing(source, bound):
     assert judged.median(judged.default) <= bound
 
 
+def test_float8_is_as_much_quicker_as_torchtitan_measured():
+    rows = {row.name: row for row in published.rows("torchtitan")}
+    plain, quick = (
+        (row, estimate.step_time(row.model, row.layout, row.seq, row.hardware))
+        for row in (rows["tt.T1.compile"], rows["tt.T1.fp8"])
+    )
+    measured = plain[0].seconds / quick[0].seconds
+    assert plain[1].seconds / quick[1].seconds == pytest.approx(measured, rel=0.03)
+
+
 def test_short_micro_batches_take_as_long_as_launching_their_calls():
     """nanotron on up to 4 nodes: 4.5 ms a layer, with 2, 4 or 8 tensor ranks, a width of 2048 or 3072."""
     ratios = []
