@@ -6,6 +6,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,9 @@ FOLDER = Path(__file__).resolve().parents[1] / "data" / "catalogue"
 # Seconds: hops of NCCL's protocol LL128 (its src/graph/tuning.cc); data sheets print none.
 LATENCIES = {"intra_latency": 1.9e-6, "inter_latency": 8.5e-6}
 
-# A step in Float8 is not twice as quick: casts, attention and norms stay as they were. Of bfloat16's
-# peak, assumed; torchtitan's tables have 1.28 times the tokens.
-FLOAT8 = 1.4
+# Matrices in Float8, of bfloat16's peak; casts keep them from twice. torchtitan's 8B has 1.28 times the
+# tokens (benchmarks, table 1), where matrices are six tenths of a step.
+FLOAT8 = 1.6
 _NO_FLOAT8 = ("A100", "A100-40")
 
 # Without these words a name means the same model, or the same GPU.
@@ -97,6 +98,11 @@ def hardware_called(name: str) -> Hardware:
 def has_float8(name: str) -> bool:
     """Whether matrices of a GPU may be in Float8; of one that is described, it is believed."""
     return _meant(name.partition(",")[0], gpus()) not in _NO_FLOAT8
+
+
+def in_float8(hardware: Hardware) -> Hardware:
+    """`hardware` with matrices in Float8; attention stays in bfloat16."""
+    return replace(hardware, peak=FLOAT8 * hardware.peak, flash=hardware.flash / FLOAT8)
 
 
 def from_config(config: Mapping, name: str) -> Model:

@@ -7,9 +7,11 @@ from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, one_
 from course_planner.pipelining import in_flight
 from course_planner.stages import Stage, stages_of, telling
 
-LOGITS = 10  # bytes of a logit in the loss's backward pass: 2, probability and gradient of 4
+LOGITS = 12  # bytes of a logit in the loss's backward pass: probability and two gradients, of 4
+FUSED = 4  # by a fused loss, as flash-attention's or Liger's: the logit and its gradient
 HELD_BACK = 0.09  # of what tensors have, and SPARE bytes: taken by the allocator, and in no tensor
 SPARE = 2**29
+AVOIDED = ("loss", "allocator")  # kinds without which a run ends all the same
 
 
 def model_states(
@@ -102,8 +104,9 @@ def memory(model: Model, layout: Layout, seq: int, stage: int = 0) -> dict[str, 
     As PyTorch's programs hold them: in mixed precision with float32 gradients (`_bytes_each`), on
     dp x cp ranks that shard. activations: what the layers keep of all the micro-batches in flight
     (2205.05198, eq. 5; on the first of p stages min(p, m) under 1F1B, 1 + (p - 1) / (p v) times as
-    much with v chunks). temporary: what is held for a moment, or outside the layers (`_temporary`).
-    allocator: what it has taken of the GPU, and no tensor has.
+    much with v chunks). temporary: what is held for a moment, or outside the layers (`_temporary`), with
+    a fused loss; loss: what PyTorch's own has on top. allocator: what it has taken of the GPU, and no
+    tensor has.
 
     Not counted: the libraries' own buffers (`fits`), and the buffer for each micro-batch's message
     that `torch.distributed.pipelining` keeps up to PyTorch 2.14 (since 2.15 it makes one when it
@@ -117,7 +120,7 @@ def memory(model: Model, layout: Layout, seq: int, stage: int = 0) -> dict[str, 
 def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
     """The memory of the stage that needs most."""
     stages = telling(stages_of(model, layout, seq))
-    return max((held_by(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
+    return max((held_by(model, layout, seq, s) for s in stages), key=tensors)
 
 
 def fits(held: Mapping[str, int], hardware: Hardware) -> bool:
@@ -126,8 +129,9 @@ def fits(held: Mapping[str, int], hardware: Hardware) -> bool:
 
 
 def tensors(held: Mapping[str, int]) -> int:
-    """Without what the allocator holds back, which it gives back before it fails."""
-    return held["total"] - held.get("allocator", 0)
+    """What must have room: not what a fused loss saves, nor what the allocator holds back, which it
+    gives back before it fails."""
+    return held["total"] - sum(held.get(kind, 0) for kind in AVOIDED)
 
 
 def held_by(model: Model, layout: Layout, seq: int, stage: Stage) -> dict[str, int]:
@@ -138,7 +142,7 @@ def held_by(model: Model, layout: Layout, seq: int, stage: Stage) -> dict[str, i
         for (kind, size), from_stage in zip(_bytes_each(layout).items(), (3, 2, 1))
     }
     held["activations"] = _activations(model, layout, seq, stage)
-    held["temporary"] = _temporary(model, layout, seq, stage)
+    held["temporary"], held["loss"] = _temporary(model, layout, seq, stage)
     held["allocator"] = SPARE + HELD_BACK * sum(held.values())
     held = {kind: round(size) for kind, size in held.items()}
     return held | {"total": sum(held.values())}
@@ -187,13 +191,13 @@ def _activations(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
     return layer * (stage.layers / layout.chunks) * flight[stage.index]
 
 
-def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
-    """What is held outside the layers, or for a moment.
+def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> tuple[float, float]:
+    """What is held outside the layers, or for a moment; and what a loss that is not fused adds to it.
 
     With biases the embedding's dropout masks of the micro-batches in flight, s b h / t each (2205.05198, section
     4.3); what ZeRO 2 and 3 have whole (`_unsharded`); and the larger of two moments of a backward
-    pass: the loss's, with the norm's and the output layer's inputs and LOGITS bytes a logit, and a
-    layer's, with its gradients and activations that are computed again.
+    pass: the loss's, with the norm's and the output layer's inputs and FUSED or LOGITS bytes a logit,
+    and a layer's, with its gradients and activations that are computed again.
     """
     tokens = seq * layout.micro_batch / (layout.tp * layout.cp)
     flat = "1f1b" if layout.chunks > 1 else layout.schedule
@@ -201,10 +205,13 @@ def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
     again = 0.0
     if layout.recompute in ("full", "half"):
         again = layer_activations(model, layout, seq, "selective")
-    loss = tokens * (4 * model.width + LOGITS * model.vocab) if stage.head else 0
     masks = tokens * model.width * flight * model.bias
     gradients, kept = _unsharded(model, layout, stage)
-    return masks + max(again + gradients, loss) + kept
+    fused, plain = (
+        max(again + gradients, stage.head * tokens * (4 * model.width + logit * model.vocab))
+        for logit in (FUSED, LOGITS)
+    )
+    return masks + fused + kept, plain - fused
 
 
 def _unsharded(model: Model, layout: Layout, stage: Stage) -> tuple[float, float]:

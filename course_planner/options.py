@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -32,7 +32,7 @@ def with_precision(hardware: Hardware, name: str, precision: str) -> Hardware:
     if precision == "bf16":
         return hardware
     require(catalogue.has_float8(name), f"{name} computes nothing in fp8: leave --precision out.")
-    return replace(hardware, peak=catalogue.FLOAT8 * hardware.peak)
+    return catalogue.in_float8(hardware)
 
 
 def layout_of(

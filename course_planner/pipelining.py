@@ -1,5 +1,7 @@
 """The bubble of a pipeline, in which a rank has nothing to do; and what is in flight in it."""
 
+from functools import lru_cache
+
 from course_planner.descriptions import SCHEDULES, check_chunks, one_of, require, whole
 from course_utils.lesson import schedules
 
@@ -38,9 +40,10 @@ def bubble(
     return extra / (ideal + extra)
 
 
-def in_flight(schedule: str, p: int, m: int, chunks: int = 1) -> list[int]:
+@lru_cache(maxsize=4096)  # a search has few of them, and many layouts of each
+def in_flight(schedule: str, p: int, m: int, chunks: int = 1) -> tuple[int, ...]:
     """The most micro-batches, times chunks, whose activations each of p stages keeps at once."""
-    return schedules.peak_in_flight_of(SCHEDULES[schedule], p, m, chunks)
+    return tuple(schedules.peak_in_flight_of(SCHEDULES[schedule], p, m, chunks))
 
 
 def _extra(schedule, p, m, chunks, forward, backward, weights, hop) -> float:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from course_planner import counting, options, searching
 from course_planner.calibrating import calibrate
 from course_planner.descriptions import Hardware, Layout, Model, described, require, whole
-from course_planner.memory import fullest, tensors
+from course_planner.memory import AVOIDED, fullest, tensors
 from course_planner.printing import (
     fitting,
     gib,
@@ -154,7 +154,15 @@ def _print_plans(question: Question, plans: Sequence[Plan]) -> None:
     head = ["most of it", "seconds a step", "tokens/s of a GPU", "MFU"]
     if rows:
         print_table([*head, *["days"] * bool(question.tokens), "GiB", "layout"], rows, words=1)
+    _print_loss(question, plans)
     _print_before_sharding(question, plans)
+
+
+def _print_loss(question: Question, plans: Sequence[Plan]) -> None:
+    room = question.hardware.hbm_bytes
+    fused = [str(n) for n, p in enumerate(plans, 1) if tensors(p.memory) + p.memory["loss"] > room]
+    if fused:
+        print(f"  only with a fused loss do these fit: {', '.join(fused)}")
 
 
 def _print_before_sharding(question: Question, plans: Sequence[Plan]) -> None:
@@ -167,14 +175,14 @@ def _print_before_sharding(question: Question, plans: Sequence[Plan]) -> None:
 
 def _print_plan(asked: argparse.Namespace, question: Question, plan: Plan) -> None:
     rates, held = question.rates(plan), dict(plan.memory)
-    total, spare = tensors(held), held.pop("allocator")
-    del held["total"]
+    total = tensors(held)
+    loss, spare, _ = (held.pop(kind) for kind in (*AVOIDED, "total"))
     print(described(plan.layout))
     print("\nits fullest rank holds, in GiB")
     print_table(["kind", "GiB"], [[kind, gib(size)] for kind, size in held.items()], words=1)
     print(
         f"  together {gib(total)} GiB, which {fitting(plan.memory, question.hardware, asked.hardware)}; "
-        f"the allocator takes {gib(spare)} more where there is room"
+        f"a loss that is not fused takes {gib(loss)} more, and the allocator {gib(spare)} where there is room"
     )
     _print_before_sharding(question, [plan])
     print("\na step takes, in seconds")
@@ -207,7 +215,10 @@ def _draw(asked: argparse.Namespace, question: Question, plans: Sequence[Plan]) 
 
     best = plans[0]
     figure = fit_and_time(
-        {f"plan {place}": plan.memory | {"allocator": 0} for place, plan in enumerate(plans, 1)},
+        {
+            f"plan {place}": plan.memory | dict.fromkeys(AVOIDED, 0)
+            for place, plan in enumerate(plans, 1)
+        },
         {f"plan {place}": plan.time.parts for place, plan in enumerate(plans, 1)},
         question.hardware.hbm_bytes,
         f"seconds of a step of {question.batch} sequences; most of plan 1: {best.limit}",

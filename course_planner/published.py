@@ -109,7 +109,7 @@ def _torchtitan() -> Iterator[Row]:
         if "96GB" in row["hw"]:
             hardware = replace(hardware, hbm_bytes=96 * 2**30)
         if row.get("precision") == "fp8":
-            hardware = replace(hardware, peak=catalogue.FLOAT8 * hardware.peak)
+            hardware = catalogue.in_float8(hardware)
         tokens = row.get("tps_per_gpu") or row["wps_per_gpu"]
         seconds = row["global_batch"] * row["seq"] / row["gpus"] / tokens
         yield Row(LLAMA[row["model"]], layout, row["seq"], seconds, hardware, row["id"])

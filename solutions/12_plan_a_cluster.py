@@ -800,13 +800,12 @@ compare(
 bars = {f"stage {stage}": stages[stage] for stage in (0, 1, 7, 15)}
 fit(bars, h100.hbm_bytes, "The second of 16 stages is the fullest")
 plt.show()
-room = [h100.hbm_bytes - held["total"] + held["allocator"] for held in bars.values()]
+room = [h100.hbm_bytes - h["total"] + h["loss"] + h["allocator"] for h in bars.values()]
 print("GB that the tensors of each leave:", *(f"{left / 1e9:.0f}" for left in room))
 
 # %% [markdown]
 # *Stage 1 needs most: it has a layer more than stage 0, and more micro-batches in flight than stage 7. No stage fits,
-# though the allocator gives back what it holds before it fails. The thin line at the left is parameters, gradients
-# and optimizer state.*
+# though a fused loss saves the dots, and the allocator gives its part back. The thin line is model states.*
 #
 # If you make room for stage 0 alone, stage 1 is still 13 GB short. The published run fitted, because its authors
 # sharded gradients and freed tensors early (section 3.3.2 of the paper).

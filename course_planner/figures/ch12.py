@@ -8,6 +8,7 @@ from matplotlib.patches import Rectangle
 import course_planner as estimate
 from course_planner import published
 from course_planner.figures import plans
+from course_planner.memory import AVOIDED
 from course_planner.printing import nothing_fits
 from course_utils import plots
 
@@ -55,7 +56,7 @@ def your_plan(model: str, gpus: str, context: str, network: str) -> Figure:
         return _nothing(nothing_fits(*sizes, "H100"))
     (best,) = found
     return plans.fit_and_time(
-        {"": best.memory | {"allocator": 0}},  # taken where there is room
+        {"": best.memory | dict.fromkeys(AVOIDED, 0)},
         {"": best.time.parts},
         hardware.hbm_bytes,
         f"seconds of a step of {batch} sequences; most of it: {best.limit}",

@@ -21,6 +21,7 @@ BYTES = {
     "activations": (COLORS["activations"], ""),
     "temporary": (COLORS["temporary"], ""),
     "gathered": (COLORS["temporary"], "///"),
+    "loss": (COLORS["temporary"], "..."),
     "allocator": (COLORS["other"], ""),
 }
 SECONDS = {

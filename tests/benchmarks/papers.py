@@ -205,7 +205,7 @@ def _nemo() -> Iterator[Run]:
         if chunks > 1:
             layout = replace(layout, chunks=chunks)
         seconds = row["gbs"] * row["seq"] / row["gpus"] / row["tok_s_gpu"]
-        hardware = replace(H100, peak=catalogue.FLOAT8 * H100.peak, flash=1.0)
+        hardware = catalogue.in_float8(replace(H100, flash=1.0))
         yield Run(Row(model, layout, row["seq"], seconds, hardware, row["id"]))
 
 
@@ -228,7 +228,7 @@ def _deepseek() -> Iterator[Run]:
     )
     tokens = layout.sequences() * seq
     seconds = data["published"]["hours_per_Ttok"] * 3600 / 1e12 * tokens / layout.gpus
-    hardware = replace(H100, peak=catalogue.FLOAT8 * H100.peak, intra_bandwidth=160e9)
+    hardware = catalogue.in_float8(replace(H100, intra_bandwidth=160e9))
     yield Run(Row(model, layout, seq, seconds, hardware, "deepseek-v3"))
 
 

@@ -198,9 +198,7 @@ def test_korthikanti_the_first_stage(row):
     assert printed(selective["activations"] / GIB, total)
     held = estimate.memory(model, layout, seq)
     more = 1 + (row["pp"] - 1) / (row["pp"] * chunks)  # the paper's L / t layers, without chunks
-    logits = model.vocab * seq * layout.micro_batch / layout.tp if row["pp"] == 1 else 0
-    extra = held["temporary"] - 6 * logits  # the paper has 4 bytes of each, a program 10
-    share = extra / held["activations"] * more
+    share = held["temporary"] / held["activations"] * more
     assert printed(share, row["computed"]["extra_terms_frac_eq43"])
 
 
@@ -487,19 +485,12 @@ def test_what_torchtitan_calls_selective_keeps_half_of_what_matrices_give():
     assert held == 32 * 8192 * (2 * 2 * 4096 + outputs)
 
 
-@pytest.mark.parametrize("gpu", ["MPT A100", "MPT H100"])
-def test_runs_that_ended_are_not_refused(gpu):
-    """All but two of llm-foundry's, whose loss is fused; by the 79 GiB that CUDA reports of a GPU's 80
-    they lack 0.2 and 2 %."""
-    refused = [
-        held["total"] - held["allocator"]
-        for run in papers.runs(gpu)
-        if not fits(
-            held := fullest(run.row.model, run.row.layout, run.row.seq), papers.SOURCES[gpu]
-        )
-    ]
-    room = papers.SOURCES[gpu].hbm_bytes
-    assert len(refused) <= 2 and all(size < 1.02 * room for size in refused)
+# DeepSeek-V3 computed more again than `recompute` can say, Llama 3 freed tensors early.
+@pytest.mark.parametrize("source", sorted(papers.SOURCES.keys() - {"DeepSeek-V3", "Llama 3"}))
+def test_runs_that_ended_are_not_refused(source):
+    for row in (run.row for run in papers.runs(source)):
+        held = fullest(row.model, row.layout, row.seq)
+        assert fits(held, row.hardware or papers.SOURCES[source]), row.name
 
 
 @pytest.mark.parametrize(
