@@ -251,7 +251,7 @@ class FarRank(Rank):
         output = Output(number, folder, live=number == 0)
         super().__init__(number, host, os.path.join(folder, f"calls-{number}"), output)
         self._received = _ReceivedBytes()
-        self._inbox = packing.Inbox(self._received)
+        self._messages = packing.messages(self._received)
 
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
         if self is not self.host.ranks[0]:
@@ -271,11 +271,8 @@ class FarRank(Rank):
             self.end(what)
         else:
             self._received.add(what)
-            with suppress(BlockingIOError):
-                while True:  # it reads piece by piece
-                    if self._inbox.read():
-                        self.on_message(packing.message(self._inbox.parts))
-                        self._inbox = packing.Inbox(self._received)
+            while parts := next(self._messages):
+                self.on_message(packing.message(parts))
 
     def mark_lost(self, why: str) -> None:
         """Nobody knows of it any more."""
