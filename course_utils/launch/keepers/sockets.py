@@ -12,7 +12,7 @@ from multiprocessing import util
 from course_utils.launch.keepers.janitor import janitor
 
 _LONGEST = 103 if sys.platform == "darwin" else 107  # bytes: sun_path of unix(7), and its last zero
-_SOCKET = "tmp12345678/listener-12345678"  # as tempfile and multiprocessing name them
+_SOCKET = "pymp-12345678/listener-12345678"  # as multiprocessing names them
 
 
 @contextlib.contextmanager
@@ -31,9 +31,6 @@ def near(folder: str) -> Iterator[str]:
 
 def use(folder: str) -> None:
     """In a rank: its sockets, and those of the processes that it starts, lie below this folder."""
-    usually = tempfile.mkdtemp
-    tempfile.mkdtemp = lambda **_: usually(dir=folder)  # the rank's own: it goes when the rank ends
-    try:
-        util.get_temp_dir()  # multiprocessing makes one when it is first asked, and keeps it
-    finally:
-        tempfile.mkdtemp = usually
+    usually, tempfile.tempdir = tempfile.tempdir, folder
+    util.get_temp_dir()  # multiprocessing makes one when it is first asked, and keeps it
+    tempfile.tempdir = usually
