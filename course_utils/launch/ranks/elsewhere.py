@@ -3,14 +3,14 @@
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import entry_points
 
 from course_utils.launch.ranks.job import Launch
 from course_utils.launch.story.view import Rank
 
-# With a call, and each rank's function and arguments: the ranks, as long as the block goes on.
-Start = Callable[[Launch, list[list]], AbstractContextManager[list[Rank]]]
+# With a call, and each rank's function and arguments: the ranks, until the stack is closed.
+Start = Callable[[ExitStack, Launch, list[list]], list[Rank]]
 _start: Start | None = None
 
 

@@ -49,8 +49,8 @@ _here = Here()
 class RankProcess(Rank):
     """The process of one rank."""
 
-    def __init__(self, number: int, record: str):
-        super().__init__(number, _here, record, _output(number, record))
+    def __init__(self, number: int, folder: str):
+        super().__init__(number, _here, folder, Output(number, folder, live=number == 0))
         with contextlib.ExitStack() as opened:
             self.channel, theirs = map(opened.enter_context, socket.socketpair())
             self.printed, printing = map(opened.enter_context, multiprocessing.Pipe(duplex=False))
@@ -79,7 +79,7 @@ class RankProcess(Rank):
         """Gives the rank its next call, and forgets what it has said and printed in the last one."""
         self.report = self.ended_at = None
         self.joined = False
-        self.output = _output(self.number, self.record)
+        self.output = Output(self.number, self.folder, live=self.number == 0)
         self.channel.setblocking(True)
         self.give(parts)
 
@@ -158,7 +158,3 @@ class RankProcess(Rank):
             self.process.wait()
         for channel in (self.process.sentinel, self.channel, self.printed, self.stacks):
             channel.close()
-
-
-def _output(number, record):
-    return Output(number, os.path.dirname(record), live=number == 0)

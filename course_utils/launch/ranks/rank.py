@@ -29,7 +29,7 @@ from course_utils.comm.events import note
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family, sockets
 from course_utils.launch.ranks import arguments, debugger, figures, output, packing, report, script
-from course_utils.launch.story import stacks
+from course_utils.launch.story import calls, stacks
 from course_utils.launch.story.frames import is_own
 from course_utils.launch.story.recorder import Recorder, place
 
@@ -238,7 +238,7 @@ def _expect_group(job, rank):
 
 
 def _recorder_of(job, rank):
-    return Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
+    return Recorder(calls.path(job["folder"], rank), job["limit"])
 
 
 def _put_on_record(recorder):
