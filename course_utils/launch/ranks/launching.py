@@ -243,18 +243,18 @@ def _end(ranks):
 def watch(ranks, meetings, call, nccl):
     """Returns what the ranks return; raises what has stopped them."""
     view = live.View(ranks, meetings)
-    with Supervision(ranks, meetings, call.still, call.whole, view.tick) as supervision:
-        try:
-            reason = supervision.watch()
-            note("over", reason)
-            if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
-                reason = "orphaned"
-            failure = diagnosis.explain(reason, ranks, meetings, supervision.limit, nccl)
-        finally:
-            view.close()
-            for r in ranks:
-                r.read_output()
-                r.output.finish()
+    supervision = Supervision(ranks, meetings, call.still, call.whole, view.tick)
+    try:
+        reason = supervision.watch()
+        note("over", reason)
+        if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
+            reason = "orphaned"
+        failure = diagnosis.explain(reason, ranks, meetings, supervision.limit, nccl)
+    finally:
+        view.close()
+        for r in ranks:
+            r.read_output()
+            r.output.finish()
     if failure:
         raise failure
     return [r.report["result"] for r in ranks]
