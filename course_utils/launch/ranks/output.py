@@ -30,8 +30,8 @@ _GLOO_ABORTS = (
 _UNSTEADY = [
     # from the beginning of a word only: a line may be one word of 100,000 bytes
     (re.compile(rb"(?<!\S)\S*/ipykernel_\d+/\d+\.py"), b"cell"),
-    (re.compile(rb"^(?:\[rank\d+\]:)?\[([EW])\d{4} [0-9:.]+ "), rb"[\1 "),
-    (re.compile(rb"^\[rank\d+\]:([EW])\d{4} [0-9:.]+ \d+ "), rb"[\1 "),
+    (re.compile(rb"(?m)^(?:\[rank\d+\]:)?\[([EW])\d{4} [0-9:.]+ "), rb"[\1 "),
+    (re.compile(rb"(?m)^\[rank\d+\]:([EW])\d{4} [0-9:.]+ \d+ "), rb"[\1 "),
 ]
 
 
@@ -131,10 +131,11 @@ class Output:
         del self._end[:too_many]
 
     def _show(self, whole):
-        lines = whole.split(b"\n")
+        for pattern, replacement in _UNSTEADY:
+            whole = pattern.sub(replacement, whole)
+        lines = whole.decode(errors="replace").split("\n")
         if self._flows:
-            lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-        lines = [_steady(line).decode(errors="replace") for line in lines]
+            lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         self._aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
         text = []
         for line in lines:
@@ -152,9 +153,3 @@ class Output:
             self.before_writing()
             sys.stdout.write("".join(f"{self._prefix}{line}\n" for line in lines))
             sys.stdout.flush()
-
-
-def _steady(line):
-    for pattern, replacement in _UNSTEADY:
-        line = pattern.sub(replacement, line)
-    return line
