@@ -1,6 +1,5 @@
 """Ranks that are not on this machine: what starts them in its place."""
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,14 +17,9 @@ def starts() -> Start | None:
     """What starts the ranks of a launch: what the block around it says (`started_by`), else what the
     environment's COURSE_CLUSTER asks for; None: this machine."""
     if _start is None and (value := os.environ.get("COURSE_CLUSTER", "").strip()):
-        return _of_the_environment()(value)
+        (found,) = entry_points(group="course_utils.hosts", name="start")
+        return found.load()(value)
     return _start
-
-
-@functools.cache
-def _of_the_environment():
-    (found,) = entry_points(group="course_utils.hosts", name="start")
-    return found.load()
 
 
 @contextmanager

@@ -112,7 +112,10 @@ def _work(rank, channel, begin):
     calm_down = _silencer()
     try:
         begin()
-        _wait_for_all(channel)
+        # A rank that ends early would make others fail that are still connecting, in random words.
+        packing.send(channel, packing.pack({"kind": "joined"}))
+        if not channel.recv(1):
+            raise EOFError("the kernel is gone")
         result = _result(functools.partial(fn, rank, *args, **kwargs), calm_down)
     except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
         try:
@@ -125,13 +128,6 @@ def _work(rank, channel, begin):
             return packing.pack(report.described("exit", error) | {"code": error.code})
         return packing.pack(report.described("exception", error))
     return _packed(result)
-
-
-def _wait_for_all(channel):
-    """A rank that ends early would make others fail that are still connecting, in random words."""
-    packing.send(channel, packing.pack({"kind": "joined"}))
-    if not channel.recv(1):
-        raise EOFError("the kernel is gone")
 
 
 def _result(call, calm_down):
