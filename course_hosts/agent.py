@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 import course_utils
 from course_utils import hardware
-from course_utils.launch.keepers import server, sockets
+from course_utils.launch.keepers import server
 from course_utils.launch.ranks import job, packing
 from course_utils.launch.ranks.process import RankProcess
 from course_utils.launch.story import calls, frames, stacks
@@ -45,15 +45,13 @@ class _HostedRanks:
         self._call = call
         self.first, self.ranks = first, []
         self.address, self._interface = _own_end(toward)
-        self._opened = contextlib.ExitStack()
-        numbers = range(first, first + ranks)
-        self._folder, self.records = self._opened.enter_context(job.temporary_folder(numbers))
-        self._sockets = self._opened.enter_context(sockets.near(self._folder))
-        self._opened.enter_context(server.in_use())
         self.placement = call.placement(ranks)
-        self._figures = set()
-        self._selector = self._opened.enter_context(selectors.DefaultSelector())
-        self._store = None
+        self._figures, self._store = set(), None
+        with contextlib.ExitStack() as opened:
+            self._folder = job.temporary_folder(opened, range(first, first + ranks))
+            server.hold(opened)
+            self._selector = opened.enter_context(selectors.DefaultSelector())
+            self._opened = opened.pop_all()
 
     def open_store(self) -> tuple[str, int]:
         """Makes the store in which all ranks of the launch meet; returns its address and port."""
@@ -64,7 +62,7 @@ class _HostedRanks:
         return self.address, port
 
     def start(self, settings: dict, calls: list[list], which: list[int], store: tuple[str, int]):
-        here = job.on_this_host(self._call, self.placement, self._folder, self._sockets)
+        here = job.on_this_host(self._opened, self._call, self.placement, self._folder)
         here |= {"first": self.first, "store": store}
         here["environment"] |= settings.pop("variables")
         # Where hosts share their files, the kernel's folder and its modules are here too.
@@ -75,8 +73,8 @@ class _HostedRanks:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             here["environment"][name] = self._interface
         packed = packing.pack(here | settings)
-        for number, (record, own) in enumerate(zip(self.records, which, strict=True), self.first):
-            rank = RankProcess(number, record)
+        for number, own in enumerate(which, self.first):
+            rank = RankProcess(number, self._folder)
             self.ranks.append(rank)
             rank.give(packed)
             rank.give(calls[own])
@@ -246,8 +244,8 @@ def _stacks(numbers):
 def _records(read: list[int]):
     """What the ranks' records have beyond these sizes; None for one that is not complete."""
     return [
-        None if calls.given_up(record) else Path(record).read_bytes()[size:]
-        for record, size in zip(_hosted.records if _hosted else [], read)
+        None if calls.given_up(rank.record) else Path(rank.record).read_bytes()[size:]
+        for rank, size in zip(_hosted.ranks if _hosted else [], read)
     ]
 
 

@@ -16,8 +16,8 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -249,9 +249,9 @@ class FarRank(Rank):
 
     def __init__(self, number: int, host: FarHost, folder: str):
         output = Output(number, folder, live=number == 0)
-        super().__init__(number, host, os.path.join(folder, f"calls-{number}"), output)
+        super().__init__(number, host, folder, output)
         self._received = _ReceivedBytes()
-        self._inbox = packing.Inbox(self._received)
+        self._messages = packing.messages(self._received)
 
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
         if self is not self.host.ranks[0]:
@@ -271,11 +271,8 @@ class FarRank(Rank):
             self.end(what)
         else:
             self._received.add(what)
-            with suppress(BlockingIOError):
-                while True:  # it reads piece by piece
-                    if self._inbox.read():
-                        self.on_message(packing.message(self._inbox.parts))
-                        self._inbox = packing.Inbox(self._received)
+            while parts := next(self._messages):
+                self.on_message(packing.message(parts))
 
     def mark_lost(self, why: str) -> None:
         """Nobody knows of it any more."""
@@ -313,44 +310,47 @@ def choose(hosts: list[FarHost]) -> AbstractContextManager[None]:
     return elsewhere.started_by(functools.partial(start, hosts))
 
 
-@contextmanager
-def start(all_hosts: list[FarHost], call: job.Launch, packed: list[list]) -> Iterator[list[Rank]]:
-    """The ranks of a call on the hosts, as long as the block goes on: as many on each, as far as that
-    can be, and those of a host in a row."""
+def start(
+    all_hosts: list[FarHost], opened: ExitStack, call: job.Launch, packed: list[list]
+) -> list[Rank]:
+    """The ranks of a call on the hosts, until `opened` is closed: as many on each, as far as that can be,
+    and those of a host in a row."""
     for host in all_hosts:
         if host.lost:
             raise HostLost(host)
-    # An agent has the ranks of one call: what another thread launches waits.
-    with _one_call, job.temporary_folder(range(call.nprocs)) as (folder, _):
-        places = _divided(call.nprocs, len(all_hosts))
-        hosts = all_hosts[: len(places)]
-        try:
-            questions = [
-                host.prepare(call, numbers, folder) for host, numbers in zip(hosts, places)
-            ]
-            ready = [host.answer(q, _START) for host, q in zip(hosts, questions)]
-            backends = {each["backend"] for each in ready}
-            if len(backends) > 1:
-                raise RuntimeError(
-                    "the hosts' ranks would have different backends "
-                    f'({", ".join(sorted(backends))}): call launch with backend="gloo".'
-                )
-            settings = call.for_ranks() | {
-                "variables": _set_in_this_kernel(),
-                "directory": os.getcwd(),
-                "path": server.import_path(),
-            }
-            questions = [
-                host.ask("start", settings, *_once(packed[n.start : n.stop]), ready[0]["store"])
-                for host, n in zip(hosts, places)
-            ]
-            for host, question in zip(hosts, questions):
-                host.answer(question, _START)
-            yield [rank for host in hosts for rank in host.ranks]
-        finally:
-            with uninterrupted():  # an agent that is not told would keep its ranks
-                for wait in [host.end() for host in hosts]:
-                    wait()
+    opened.enter_context(
+        _one_call
+    )  # an agent has the ranks of one: what another thread launches waits
+    folder = job.temporary_folder(opened, range(call.nprocs))
+    places = _divided(call.nprocs, len(all_hosts))
+    hosts = all_hosts[: len(places)]
+    opened.callback(_end, hosts)
+    questions = [host.prepare(call, numbers, folder) for host, numbers in zip(hosts, places)]
+    ready = [host.answer(q, _START) for host, q in zip(hosts, questions)]
+    backends = {each["backend"] for each in ready}
+    if len(backends) > 1:
+        raise RuntimeError(
+            "the hosts' ranks would have different backends "
+            f'({", ".join(sorted(backends))}): call launch with backend="gloo".'
+        )
+    settings = call.for_ranks() | {
+        "variables": _set_in_this_kernel(),
+        "directory": os.getcwd(),
+        "path": server.import_path(),
+    }
+    questions = [
+        host.ask("start", settings, *_once(packed[n.start : n.stop]), ready[0]["store"])
+        for host, n in zip(hosts, places)
+    ]
+    for host, question in zip(hosts, questions):
+        host.answer(question, _START)
+    return [rank for host in hosts for rank in host.ranks]
+
+
+@uninterrupted()  # an agent that is not told would keep its ranks
+def _end(hosts):
+    for wait in [host.end() for host in hosts]:
+        wait()
 
 
 def _divided(ranks, hosts):

@@ -1,6 +1,7 @@
 """launch's explanations in a terminal: of a script (`run`), and of dumps from a cluster (`explain`)."""
 
 import argparse
+import contextlib
 import math
 import os
 import sys
@@ -69,7 +70,8 @@ def run(n: int, given: list[str], module: bool = False, still: float = STILL) ->
     call = job.Launch(arguments.check_ranks(n, still), still, math.inf, None, "gloo", script=True)
     packed = launching.packed_calls(script.run, [((given, module), {})] * n)
     try:
-        with launching.start_here(call, packed) as ranks:
+        with contextlib.ExitStack() as opened:
+            ranks = launching.start_here(opened, call, packed)
             for rank in ranks:
                 rank.output.flow()
             meetings = Meetings([rank.record for rank in ranks])

@@ -359,10 +359,10 @@ def test_output_of_one_endless_line():
 
 def test_output_without_a_newline_is_not_copied_for_each_piece(capsys):
     shown = output.Output(0, "", live=False)
-    line, end = shown._line, shown._end
+    start, end = shown._start, shown._end
     for _ in range(output.LIMIT):
         shown.add(b"abcd" * 5)
-    assert shown._line is line and shown._end is end  # they have grown in place
+    assert shown._start is start and shown._end is end  # they have grown in place
     shown.finish()
     text = capsys.readouterr().out
     assert "... 3,800,000 bytes left out ...\n" in text and len(text) < 2 * output.LIMIT

@@ -109,6 +109,17 @@ def test_nobody_is_accused_while_a_debugger_is_open(learner):
     assert launch(_stops, 2, debug=True, timeout=1) == [(41, 3.0), (42, 3.0)]
 
 
+def test_who_was_let_go_and_stops_again_is_held_as_before(learner):
+    def sleeps(rank):
+        breakpoint()  # noqa: T100
+        seconds = 3
+        time.sleep(seconds)
+        return seconds
+
+    learner(f"b {sleeps.__code__.co_firstlineno + 3}", "c", "n", "c")
+    assert launch(sleeps, 1, debug=True, timeout=1) == [3]
+
+
 def test_after_the_debugger_a_hang_is_found(learner):
     def hangs(rank):
         breakpoint()  # noqa: T100

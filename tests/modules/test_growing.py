@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import nbformat
 import psutil
 import pytest
@@ -73,6 +74,7 @@ def test_with_an_older_pytorch_the_cells_print_the_same(folder, monkeypatch, tmp
             rounding = re.compile(r"\b(0e\+00|\de-(0[5-9]|1\d))\b")  # differs by machine
             assert rounding.sub("", printed.getvalue()) == rounding.sub("", stored), cell.source
     assert len(cells) == 10
+    plt.close("all")  # another test may count what is open
 
 
 def cells_of_the_part(path: Path) -> list:

@@ -7,6 +7,7 @@ import sys
 import unittest.mock
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -224,7 +225,7 @@ def test_figures_say_where_their_times_come_from(monkeypatch, case, words):
 def test_ranks_that_share_a_gpu_tell_nccl_and_share_its_memory():
     sharing = hardware.Placement("nccl", [torch.device("cuda", 0)] * 4)
     call = job.Launch(4, 60.0, 600.0, rules=None, backend=None)
-    told = job.on_this_host(call, sharing, "folder", "place")
+    told = job.on_this_host(ExitStack(), call, sharing, "folder")
     assert told["sharing"] == 4
     assert told["environment"].items() >= gpu_sharing.ENVIRONMENT.items()
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import connection
 
 from course_utils.launch.keepers import forks
@@ -56,19 +56,18 @@ def _keep():
         leave_if_idle()
 
 
-@contextlib.contextmanager
-def in_use() -> Iterator[None]:
-    """A fork server runs in this block, and does not leave."""
+def hold(opened: contextlib.ExitStack) -> None:
+    """A fork server runs, and does not leave before `opened` is closed."""
+    # Before the lock: whoever holds it either sees that, or is done leaving.
+    _launches.add(opened)
+    opened.callback(_let_leave, opened)
+    ensure_running()
+
+
+def _let_leave(launch):
     global _used
-    launch = object()
-    try:
-        # Before the lock: whoever holds it either sees that, or is done leaving.
-        _launches.add(launch)
-        ensure_running()
-        yield
-    finally:
-        _used = time.monotonic()
-        _launches.discard(launch)
+    _used = time.monotonic()
+    _launches.discard(launch)
 
 
 def leave_if_idle() -> None:

@@ -112,7 +112,6 @@ class _Pdb(pdb.Pdb):
         skip = ["course_utils.launch.*", "course_utils.comm.*", "bdb"]
         super().__init__(stdin=cell, stdout=cell, skip=skip, nosigint=True, readrc=False)
         self._cell = cell
-        self._ended = False
 
     def get_stack(self, frame, tb):
         """Without launch's own frames; of an exception, at the learner's innermost line."""
@@ -124,13 +123,5 @@ class _Pdb(pdb.Pdb):
 
     def interaction(self, *args):
         super().interaction(*args)
-        if self._ended:
+        if self.quitting or self.stoplineno == -1:  # q, or c, which stops at no line
             self._cell.leave()
-
-    def set_continue(self):
-        super().set_continue()
-        self._ended = True
-
-    def set_quit(self):
-        super().set_quit()
-        self._ended = True

@@ -1,16 +1,15 @@
 """Ranks that are not on this machine: what starts them in its place."""
 
-import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import entry_points
 
 from course_utils.launch.ranks.job import Launch
 from course_utils.launch.story.view import Rank
 
-# With a call, and each rank's function and arguments: the ranks, as long as the block goes on.
-Start = Callable[[Launch, list[list]], AbstractContextManager[list[Rank]]]
+# With a call, and each rank's function and arguments: the ranks, until the stack is closed.
+Start = Callable[[ExitStack, Launch, list[list]], list[Rank]]
 _start: Start | None = None
 
 
@@ -18,14 +17,9 @@ def starts() -> Start | None:
     """What starts the ranks of a launch: what the block around it says (`started_by`), else what the
     environment's COURSE_CLUSTER asks for; None: this machine."""
     if _start is None and (value := os.environ.get("COURSE_CLUSTER", "").strip()):
-        return _of_the_environment()(value)
+        (found,) = entry_points(group="course_utils.hosts", name="start")
+        return found.load()(value)
     return _start
-
-
-@functools.cache
-def _of_the_environment():
-    (found,) = entry_points(group="course_utils.hosts", name="start")
-    return found.load()
 
 
 @contextmanager

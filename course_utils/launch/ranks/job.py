@@ -6,13 +6,12 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from course_utils import hardware
 from course_utils.hardware import gpu_sharing
-from course_utils.launch.keepers import server
+from course_utils.launch.keepers import server, sockets
 from course_utils.launch.keepers.janitor import janitor
 from course_utils.launch.ranks import arguments, figures
 from course_utils.launch.story import calls
@@ -50,15 +49,18 @@ class Launch:
         return hardware.on_cpu(ranks) if self.backend else hardware.placement(ranks)
 
 
-def on_this_host(call: Launch, placement: hardware.Placement, folder: str, sockets: str) -> dict:
-    """What is the same for the ranks of a call that are on this host, and listen to it alone."""
+def on_this_host(
+    opened: ExitStack, call: Launch, placement: hardware.Placement, folder: str
+) -> dict:
+    """What is the same for the ranks of a call that are on this host, and listen to it alone, until `opened` is
+    closed."""
     interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     return {
         "first": 0,
         "folder": folder,
-        "sockets": sockets,
+        "sockets": sockets.near(opened, folder),
         "authkey": bytes(multiprocessing.current_process().authkey),
         "store": os.path.join(folder, "store"),
         "port": port,
@@ -78,21 +80,18 @@ def on_this_host(call: Launch, placement: hardware.Placement, folder: str, socke
     }
 
 
-@contextmanager
-def temporary_folder(numbers: range) -> Iterator[tuple[str, list[str]]]:
-    """A private folder for the rendezvous and the records of calls of the ranks with these numbers:
-    its path, and those of the records. Raises OSError where it cannot be written."""
-    with ExitStack() as opened:
-        try:
-            folder = tempfile.mkdtemp(prefix="course-launch-")
-            janitor.keep_with(opened, "folder", folder)
-            opened.callback(shutil.rmtree, folder, ignore_errors=True)
-            records = [os.path.join(folder, f"calls-{number}") for number in numbers]
-            for record in records:
-                calls.prepare(record)
-        except OSError as error:
-            raise OSError(
-                f"launch cannot write to the temporary folder ({error.strerror or error}): free "
-                "some space there, or set TMPDIR to another folder and restart the kernel."
-            ) from None
-        yield folder, records
+def temporary_folder(opened: ExitStack, numbers: range) -> str:
+    """A private folder for the rendezvous and the records of calls of the ranks with these numbers, until
+    `opened` is closed. Raises OSError where it cannot be written."""
+    try:
+        folder = tempfile.mkdtemp(prefix="course-launch-")
+        janitor.keep_with(opened, "folder", folder)
+        opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        for number in numbers:
+            calls.prepare(calls.path(folder, number))
+    except OSError as error:
+        raise OSError(
+            f"launch cannot write to the temporary folder ({error.strerror or error}): free "
+            "some space there, or set TMPDIR to another folder and restart the kernel."
+        ) from None
+    return folder

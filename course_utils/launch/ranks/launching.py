@@ -1,14 +1,13 @@
 """The call itself: check, start, watch, explain, clean up; and ranks that stay for several."""
 
-import ctypes
 import os
 import pickle
 import threading
 import weakref
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 
 from course_utils.comm.events import note
-from course_utils.launch.keepers import server, sockets
+from course_utils.launch.keepers import server
 from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.ranks import arguments, elsewhere, job, live, packing, rank
 from course_utils.launch.ranks.process import RankProcess
@@ -151,8 +150,7 @@ class Ranks(AbstractContextManager):
             for each, own in zip(self._ranks, packed, strict=True):
                 each.call(own)
         else:
-            started = (start or start_here)(self._call, packed)
-            self._ranks = self._opened.enter_context(started)
+            self._ranks = (start or start_here)(self._opened, self._call, packed)
             self._meetings = Meetings([each.record for each in self._ranks])
         return watch(self._ranks, self._meetings, self._call, self._nccl)
 
@@ -192,7 +190,6 @@ _all: weakref.WeakSet[Ranks] = weakref.WeakSet()
 def _in_a_fork():
     """They are the parent's: nothing may end them here, and no end of this process."""
     for each in _all:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each._opened))
         each._opened, each._turn = None, threading.Lock()
 
 
@@ -219,50 +216,45 @@ def packed_calls(fn, of_ranks):
     return [packed[id(given)] for given in of_ranks]
 
 
-@contextmanager
-def start_here(call, packed):
-    """The ranks of a call on this machine, as long as the block goes on."""
-    with (
-        job.temporary_folder(range(call.nprocs)) as (folder, records),
-        sockets.near(folder) as place,
-        server.in_use(),
-    ):
-        ranks = []
-        try:
-            placement = call.placement(call.nprocs)
-            settings = packing.pack(
-                call.for_ranks() | job.on_this_host(call, placement, folder, place)
-            )
-            for number, (record, own) in enumerate(zip(records, packed, strict=True)):
-                with uninterrupted():  # one that was started but is not in the list would stay
-                    ranks.append(RankProcess(number, record))
-                ranks[number].give(settings)  # it begins while the next one starts
-                ranks[number].give(own)
-            yield ranks
-        finally:
-            with uninterrupted():
-                for r in ranks:
-                    r.kill()
-                for r in ranks:
-                    r.close()
-                note("ended", "all ranks, and what they had started")
+def start_here(opened, call, packed):
+    """The ranks of a call on this machine, until `opened` is closed."""
+    folder = job.temporary_folder(opened, range(call.nprocs))
+    server.hold(opened)
+    here = job.on_this_host(opened, call, call.placement(call.nprocs), folder)
+    settings = packing.pack(call.for_ranks() | here)
+    opened.callback(_end, ranks := [])
+    for number, own in enumerate(packed):
+        with uninterrupted():  # one that was started but is not in the list would stay
+            ranks.append(RankProcess(number, folder))
+        ranks[number].give(settings)  # it begins while the next one starts
+        ranks[number].give(own)
+    return ranks
+
+
+@uninterrupted()
+def _end(ranks):
+    for r in ranks:
+        r.kill()
+    for r in ranks:
+        r.close()
+    note("ended", "all ranks, and what they had started")
 
 
 def watch(ranks, meetings, call, nccl):
     """Returns what the ranks return; raises what has stopped them."""
     view = live.View(ranks, meetings)
-    with Supervision(ranks, meetings, call.still, call.whole, view.tick) as supervision:
-        try:
-            reason = supervision.watch()
-            note("over", reason)
-            if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
-                reason = "orphaned"
-            failure = diagnosis.explain(reason, ranks, meetings, supervision.limit, nccl)
-        finally:
-            view.close()
-            for r in ranks:
-                r.read_output()
-                r.output.finish()
+    supervision = Supervision(ranks, meetings, call.still, call.whole, view.tick)
+    try:
+        reason = supervision.watch()
+        note("over", reason)
+        if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
+            reason = "orphaned"
+        failure = diagnosis.explain(reason, ranks, meetings, supervision.limit, nccl)
+    finally:
+        view.close()
+        for r in ranks:
+            r.read_output()
+            r.output.finish()
     if failure:
         raise failure
     return [r.report["result"] for r in ranks]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from course_utils.launch.ranks import figures
 
-_TAIL = 500  # bytes from the end that are looked at for the newest line
+_TAIL = 2000  # bytes from the end that are looked at for the newest line
 LIMIT = 200_000  # bytes shown of a rank's output: half from its start, half from its end
 
 # gloo prints this when it aborts because calls do not match, on whichever rank notices first.
@@ -30,8 +30,8 @@ _GLOO_ABORTS = (
 _UNSTEADY = [
     # from the beginning of a word only: a line may be one word of 100,000 bytes
     (re.compile(rb"(?<!\S)\S*/ipykernel_\d+/\d+\.py"), b"cell"),
-    (re.compile(rb"^(?:\[rank\d+\]:)?\[([EW])\d{4} [0-9:.]+ "), rb"[\1 "),
-    (re.compile(rb"^\[rank\d+\]:([EW])\d{4} [0-9:.]+ \d+ "), rb"[\1 "),
+    (re.compile(rb"(?m)^(?:\[rank\d+\]:)?\[([EW])\d{4} [0-9:.]+ "), rb"[\1 "),
+    (re.compile(rb"(?m)^\[rank\d+\]:([EW])\d{4} [0-9:.]+ \d+ "), rb"[\1 "),
 ]
 
 
@@ -74,8 +74,7 @@ class Output:
         self._live, self._flows = live, False
         self._room = LIMIT // 2
         # Both grow in place: what is there is not copied for each piece that comes.
-        self._line = bytearray()  # the last line of the start, as long as it is incomplete
-        self._lines = []  # complete lines that have not been shown
+        self._start = bytearray()  # without the lines that have been shown
         self._end = bytearray()  # what came after the room for the start was full
         self._left_out = 0
         self._aborts = []
@@ -89,30 +88,26 @@ class Output:
         """Takes the next bytes that the rank has written."""
         start, data = data[: self._room], data[self._room :]
         self._room -= len(start)
-        whole, newline, rest = start.rpartition(b"\n")
-        if newline:
-            self._lines += bytes(self._line + whole).split(b"\n")
-            self._line.clear()
-        self._line += rest
+        self._start += start
         self._end += data
         if len(self._end) > 4 * LIMIT:
             self._cut()
+        if self._live and b"\n" in start:
+            whole, _, self._start = self._start.rpartition(b"\n")
+            self._show(whole)
         if self._flows:  # a progress bar only as it stands now
-            del self._line[: self._line.rfind(b"\r", 0, -1) + 1]
-            self._lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in self._lines]
-        if self._live:
-            self._show()
+            del self._start[: self._start.rfind(b"\r", 0, -1) + 1]
 
     @property
     def aborts(self) -> list[str]:
         """What gloo wrote as it aborted the rank."""
-        held_back = [line.decode(errors="replace") for line in self._lines]
+        held_back = self._start.decode(errors="replace").split("\n")
         return self._aborts + [line for line in held_back if line.startswith(_GLOO_ABORTS)]
 
     @property
     def newest(self) -> str:
         """The last line that has not been shown and is not blank: what stands there in a terminal."""
-        tail = b"\n".join([*self._lines[-3:], self._line[-_TAIL:] + self._end[-_TAIL:]])
+        tail = self._start[-_TAIL:] + self._end[-_TAIL:]
         lines = re.split(r"[\r\n]", tail.decode(errors="replace"))
         return next((x for x in lines[::-1] if x.strip() and not x.startswith(_GLOO_ABORTS)), "")
 
@@ -123,24 +118,24 @@ class Output:
             half, newline, whole = self._end.partition(b"\n")
             if newline:  # go on with a whole line
                 self._left_out, self._end = self._left_out + len(half) + 1, whole
-            note = f"... {self._left_out:,} bytes left out ...".encode()
-            self._lines += [bytes(self._line), note]
-            self._line.clear()
-        self._lines += bytes(self._line + self._end).split(b"\n")
-        if not self._lines[-1]:
-            self._lines.pop()
-        self._line.clear()
+            self._start += f"\n... {self._left_out:,} bytes left out ...\n".encode()
+        rest = self._start + self._end
+        self._start.clear()
         self._end.clear()
-        self._show()
+        if rest:
+            self._show(rest.removesuffix(b"\n"))
 
     def _cut(self):
         too_many = max(0, len(self._end) - LIMIT // 2)
         self._left_out += too_many
         del self._end[:too_many]
 
-    def _show(self):
-        lines = [_steady(line).decode(errors="replace") for line in self._lines]
-        self._lines = []
+    def _show(self, whole):
+        for pattern, replacement in _UNSTEADY:
+            whole = pattern.sub(replacement, whole)
+        lines = whole.decode(errors="replace").split("\n")
+        if self._flows:
+            lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         self._aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
         text = []
         for line in lines:
@@ -158,9 +153,3 @@ class Output:
             self.before_writing()
             sys.stdout.write("".join(f"{self._prefix}{line}\n" for line in lines))
             sys.stdout.flush()
-
-
-def _steady(line):
-    for pattern, replacement in _UNSTEADY:
-        line = pattern.sub(replacement, line)
-    return line

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import types
+from collections.abc import Iterator
 
 import cloudpickle
 import torch
@@ -198,43 +199,31 @@ def send(channel: socket.socket, parts: list) -> None:
 
 def receive(channel: socket.socket) -> list:
     """Waits for one message and returns its parts; raises EOFError if the sender is gone."""
-    inbox = Inbox(channel)
-    while not inbox.read():
-        pass
-    return inbox.parts
+    return next(messages(channel))
 
 
-class Inbox:
-    """One message that arrives piece by piece, so that a reader never has to wait for it."""
-
-    def __init__(self, channel: socket.socket):
-        self._channel = channel
-        self.parts = []
-        self._steps = self._layout()
-        self._missing = next(self._steps)
-
-    def _layout(self):
-        """Yields each piece of memory to fill, in the order in which the bytes arrive."""
+def messages(channel: socket.socket) -> Iterator[list | None]:
+    """Yields the parts of each message; None where no more has arrived on a channel that does not block, so
+    that a reader never has to wait for it. Raises EOFError when the sender is gone."""
+    while True:
         count = bytearray(_LENGTH.size)
-        yield memoryview(count)
+        yield from _fill(count, channel)
         sizes = bytearray(_LENGTH.size * _LENGTH.unpack(count)[0])
-        yield memoryview(sizes)
-        for (size,) in _LENGTH.iter_unpack(sizes):
-            self.parts.append(bytearray(size))
-            yield memoryview(self.parts[-1])
+        yield from _fill(sizes, channel)
+        parts = [bytearray(size) for (size,) in _LENGTH.iter_unpack(sizes)]
+        for part in parts:
+            yield from _fill(part, channel)
+        yield parts
 
-    def read(self) -> bool:
-        """Takes what has arrived; True when the message is complete.
 
-        Raises EOFError when the sender is gone, BlockingIOError when nothing has arrived on a
-        channel that does not block.
-        """
-        count = self._channel.recv_into(self._missing)
+def _fill(room, channel):
+    missing = memoryview(room)
+    while missing:
+        try:
+            count = channel.recv_into(missing)
+        except BlockingIOError:
+            yield None
+            continue
         if count == 0:
             raise EOFError("the sender is gone")
-        self._missing = self._missing[count:]
-        while not self._missing:
-            self._missing = next(self._steps, None)
-            if self._missing is None:
-                return True
-        return False
+        missing = missing[count:]

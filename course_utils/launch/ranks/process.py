@@ -49,8 +49,8 @@ _here = Here()
 class RankProcess(Rank):
     """The process of one rank."""
 
-    def __init__(self, number: int, record: str):
-        super().__init__(number, _here, record, _output(number, record))
+    def __init__(self, number: int, folder: str):
+        super().__init__(number, _here, folder, Output(number, folder, live=number == 0))
         with contextlib.ExitStack() as opened:
             self.channel, theirs = map(opened.enter_context, socket.socketpair())
             self.printed, printing = map(opened.enter_context, multiprocessing.Pipe(duplex=False))
@@ -68,6 +68,7 @@ class RankProcess(Rank):
         for end in ends:
             end.close()
         os.set_blocking(self.printed.fileno(), False)
+        self._messages = packing.messages(self.channel)
 
     def give(self, parts: list) -> None:
         """Sends the rank a message; a rank that has died already shows it in other ways."""
@@ -78,7 +79,7 @@ class RankProcess(Rank):
         """Gives the rank its next call, and forgets what it has said and printed in the last one."""
         self.report = self.ended_at = None
         self.joined = False
-        self.output = _output(self.number, self.record)
+        self.output = Output(self.number, self.folder, live=self.number == 0)
         self.channel.setblocking(True)
         self.give(parts)
 
@@ -87,7 +88,6 @@ class RankProcess(Rank):
 
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
         self.channel.setblocking(False)  # messages of the rank are read piece by piece
-        self._inbox = packing.Inbox(self.channel)
         return (
             (self.channel, self.read_message),
             (self.printed, self.read_output),
@@ -101,12 +101,9 @@ class RankProcess(Rank):
     def read_message(self) -> bool:
         """Takes what has arrived from the rank; False when nothing more can come."""
         try:
-            while self._inbox.read():
-                self.on_message(packing.message(self._inbox.parts))
-                self._inbox = packing.Inbox(self.channel)
-        except BlockingIOError:
-            return True
-        except (EOFError, ConnectionError):
+            while parts := next(self._messages):
+                self.on_message(packing.message(parts))
+        except (EOFError, ConnectionError, StopIteration):  # the last: one of the others was before
             return False
         return True
 
@@ -120,18 +117,11 @@ class RankProcess(Rank):
 
     def read_end(self) -> bool:
         """Takes note of the rank's death."""
-        while self.read_message() and self.report is None and self._pending():
-            pass
+        self.read_message()
         self.end(self.process.wait())
         self.handle.close()
         note("died", f"rank {self.number}, exit code {self.code}")
         return False
-
-    def _pending(self):
-        try:
-            return bool(self.channel.recv(1, socket.MSG_PEEK))
-        except (BlockingIOError, ConnectionError):
-            return False
 
     def activity(self) -> tuple[float, bool]:
         with contextlib.suppress(psutil.Error):
@@ -168,7 +158,3 @@ class RankProcess(Rank):
             self.process.wait()
         for channel in (self.process.sentinel, self.channel, self.printed, self.stacks):
             channel.close()
-
-
-def _output(number, record):
-    return Output(number, os.path.dirname(record), live=number == 0)

@@ -29,7 +29,7 @@ from course_utils.comm.events import note
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family, sockets
 from course_utils.launch.ranks import arguments, debugger, figures, output, packing, report, script
-from course_utils.launch.story import stacks
+from course_utils.launch.story import calls, stacks
 from course_utils.launch.story.frames import is_own
 from course_utils.launch.story.recorder import Recorder, place
 
@@ -112,7 +112,10 @@ def _work(rank, channel, begin):
     calm_down = _silencer()
     try:
         begin()
-        _wait_for_all(channel)
+        # A rank that ends early would make others fail that are still connecting, in random words.
+        packing.send(channel, packing.pack({"kind": "joined"}))
+        if not channel.recv(1):
+            raise EOFError("the kernel is gone")
         result = _result(functools.partial(fn, rank, *args, **kwargs), calm_down)
     except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
         try:
@@ -125,13 +128,6 @@ def _work(rank, channel, begin):
             return packing.pack(report.described("exit", error) | {"code": error.code})
         return packing.pack(report.described("exception", error))
     return _packed(result)
-
-
-def _wait_for_all(channel):
-    """A rank that ends early would make others fail that are still connecting, in random words."""
-    packing.send(channel, packing.pack({"kind": "joined"}))
-    if not channel.recv(1):
-        raise EOFError("the kernel is gone")
 
 
 def _result(call, calm_down):
@@ -156,7 +152,14 @@ def _result(call, calm_down):
 
 def _begin(job, rank):
     """Before the first call."""
-    (_expect_group if job["script"] else _join_group)(job, rank)
+    recorder = Recorder(calls.path(job["folder"], rank), job["limit"])
+    _set_debug_level()
+    if job["script"]:  # it makes its world itself, or none
+        numbers = {"rank": rank, "world_size": job["nprocs"]}
+        made = functools.partial(_put_on_record, recorder, job["rules"])
+        script.expect(_store(job), numbers, job["patience"], recorder, made)
+    else:
+        _join_group(job, rank, recorder)
     # Ranks are forks of one process: they would all draw the same numbers, and a broadcast that is
     # missing would not show. For a CUDA that has not started, torch.manual_seed keeps a stack of
     # calls: a tenth of what starting a rank costs.
@@ -198,7 +201,7 @@ def _silencer():
     return lambda: collections.deque(map(silence, numbers, rest), maxlen=0)
 
 
-def _join_group(job, rank):
+def _join_group(job, rank, recorder):
     backend, device = job["backend"], job["devices"][rank - job["first"]]
     gpu = device if device.type == "cuda" else None
     if gpu:
@@ -207,7 +210,6 @@ def _join_group(job, rank):
             torch.cuda.set_per_process_memory_fraction(gpu_sharing.MEMORY / job["sharing"])
     if job["rules"]:
         backend, gpu = job["rules"], arguments.rules_called(job["rules"]).install()
-    _set_debug_level()
     store = _store(job)
     dist.init_process_group(
         backend,
@@ -219,35 +221,19 @@ def _join_group(job, rank):
     )
     if gpu and gpu.type == "cuda":
         _connect_pairs(gpu)
-        _wait_in_python()
-    _put_on_record(_recorder_of(job, rank))
+    _put_on_record(recorder, job["rules"])
     script.offer(store)
 
 
-def _expect_group(job, rank):
-    """The rank's function is a script, which makes its world itself, or none."""
-    recorder, numbers = _recorder_of(job, rank), {"rank": rank, "world_size": job["nprocs"]}
-
-    def made():
-        if dist.get_backend() == "nccl":
-            _wait_in_python()
-        _put_on_record(recorder)
-
-    _set_debug_level()
-    script.expect(_store(job), numbers, job["patience"], recorder, made)
-
-
-def _recorder_of(job, rank):
-    return Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
-
-
-def _put_on_record(recorder):
+def _put_on_record(recorder, rules):
     """All calls from now on: the world is there."""
     global _recorder
     _recorder = recorder
     intercept.listen(_refuse_impossible)  # before it is on record
     queued = host_waits.called if dist.get_backend() == "nccl" else None
     if queued:
+        if not rules:
+            _wait_in_python()
         host_waits.follow(recorder.publish, place)
     recorder.begin(queued)
 

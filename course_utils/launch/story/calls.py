@@ -87,6 +87,11 @@ class NotedCall(NamedTuple):
 _TO = ("send", "reduce", "gather")
 
 
+def path(folder: str, number: int) -> str:
+    """The record of the rank with this number."""
+    return os.path.join(folder, f"calls-{number}")
+
+
 def prepare(path: str) -> None:
     """Makes an empty record."""
     with open(path, "wb") as file:

@@ -114,14 +114,11 @@ class Stillness:
         for rank, at in where(list(self._start)).items():
             lacks, handlers = bool(self._meetings.lacking(rank.number)), rank.handles_signals()
             rest = at and threads.rest(at, rank.finished, handlers, lacks, asleep.get(rank))
-            if rest is None or self._goes_on(rank, rest):
+            newest = rest and self._meetings.latest(rank.number, max(1, len(rest.waiting)))
+            if rest is None or any(call.limited for call in newest):
                 return None
             found[rank] = rest
         return found
-
-    def _goes_on(self, rank, rest):
-        newest = self._meetings.latest(rank.number, max(1, len(rest.waiting)))
-        return any(call.limited for call in newest)
 
     def _in_its_last_call(self, rank):
         """Whether nothing of this rank waits but its main thread, and that in the rank's last call, which lacks

@@ -35,22 +35,19 @@ class Supervision:
         self._on_tick = on_tick
         self._delayed = 0.0  # the seconds by which the end was put off
         self._end = self._last = time.monotonic() + START + still
-        self._mark = None  # when the ranks were looked at, and how they were
-        self._selector = selectors.DefaultSelector()
+        self._mark = 0.0, {}  # when the ranks were looked at, and how they were
         self.limit = still  # the one of the two that ends the call
-
-    def __enter__(self):
-        for rank in self._ranks:
-            for source, read in rank.listen():
-                self._selector.register(source, selectors.EVENT_READ, read)
-        return self
-
-    def __exit__(self, *exception):
-        self._selector.close()
 
     def watch(self) -> str:
         """Returns why watching ended: 'finished', 'failed', 'stuck', 'unproven' (stuck, as far as can be seen) or
         'late'."""
+        with selectors.DefaultSelector() as self._selector:
+            for rank in self._ranks:
+                for source, read in rank.listen():
+                    self._selector.register(source, selectors.EVENT_READ, read)
+            return self._watch()
+
+    def _watch(self):
         turns = Turns(self._ranks)
         stillness = Stillness(self._ranks, self._meetings, self._still / 2)
         begun = False
@@ -59,7 +56,9 @@ class Supervision:
             self._on_tick()
             if not begun and all(rank.joined for rank in self._ranks):
                 begun = True
-                self._begin()
+                self._renew()
+                for rank in self._ranks:
+                    rank.begin()
             if turns.serve():  # all others wait, however long
                 stillness.begin()
                 self._renew()
@@ -76,11 +75,6 @@ class Supervision:
             if time.monotonic() >= self._end and not self._put_off():
                 return "late"
 
-    def _begin(self):
-        self._renew()
-        for rank in self._ranks:
-            rank.begin()
-
     def _renew(self):
         now = time.monotonic()
         self._end, self._last = now + self._still, now + self._whole
@@ -88,10 +82,10 @@ class Supervision:
     def _go_on(self, looks):
         """Puts the end off, where the ranks go on."""
         now = time.monotonic()
-        if self._mark is None or self._mark[1].keys() != looks.keys():
-            self._mark = now, looks
         before, then = self._mark
-        if now - before >= 1.0 and then and looks:
+        if then.keys() != looks.keys():
+            self._mark = now, looks
+        elif now - before >= 1.0 and looks:
             enough = _COMPUTES * (now - before)
             calls = any(looks[rank][1] != then[rank][1] for rank in looks)
             if calls or all(r.finished or looks[r][0] - then[r][0] > enough for r in looks):

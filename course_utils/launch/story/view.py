@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import psutil
 
 from course_utils.comm.events import note
-from course_utils.launch.story import stacks
+from course_utils.launch.story import calls, stacks
 from course_utils.launch.story.matching import Meetings
 
 START = 60.0  # seconds that ranks get to start, beyond a launch's limit: a busy machine is no fault
@@ -44,10 +44,11 @@ class Rank:
     main_thread: str | None = None  # known when the rank is ready to be asked for its stacks
     joined = False  # true when it is connected to all others, and waits to begin
 
-    def __init__(self, number: int, host: Host, record: str, output: Any):
+    def __init__(self, number: int, host: Host, folder: str, output: Any):
         self.number = number
         self.host = host  # where it is
-        self.record = record  # the file with its record of calls, as the kernel has it
+        self.folder = folder  # of the launch
+        self.record = calls.path(folder, number)  # of its calls, as the kernel has it
         self.output = output  # what it has printed
 
     def on_message(self, message: dict) -> None:
