@@ -352,12 +352,12 @@ def held_as_gradients(rank, each_time):
     """Two micro-batches; the bytes by which the tensors of the rank grow in them."""
     model, _, inputs, targets = of_the_script()
     model.set_requires_gradient_sync(each_time)
-    memory = Sampling()
-    before = memory.held()
-    for part in zip(inputs.split(4), targets.split(4)):
-        train_12.loss_of(model, *part).backward()
-    after = Sampling().held()
-    return (after - before) / (4 * sum(part.numel() for part in model.parameters()))
+    with Sampling() as memory:
+        before = memory.held()
+        for part in zip(inputs.split(4), targets.split(4)):
+            train_12.loss_of(model, *part).backward()
+        grown = memory.held() - before
+    return grown / (4 * sum(part.numel() for part in model.parameters()))
 
 
 measured = {}
