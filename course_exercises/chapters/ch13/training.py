@@ -12,7 +12,6 @@ from course_exercises.authoring.patience import PatientSampling
 from course_utils.hardware import device
 from course_utils.lesson.models import ResidualNet
 from course_utils.trace import Trace, on_a_ring
-from course_utils.trace.meters import Sampling
 
 training = Exercise(
     "13.1",
@@ -270,7 +269,7 @@ def _measured(rank, answer, task: _Task) -> tuple[int, int, float]:
     with PatientSampling() as memory, Trace() as trace:
         made.step(*third)
     sent = sum(on_a_ring(call)[1] for call in trace.record().calls)
-    return memory.peak, Sampling().held(), sent
+    return memory.peak, memory.held(), sent
 
 
 @training.requires(
