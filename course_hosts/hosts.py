@@ -318,9 +318,8 @@ def start(
     for host in all_hosts:
         if host.lost:
             raise HostLost(host)
-    opened.enter_context(
-        _one_call
-    )  # an agent has the ranks of one: what another thread launches waits
+    # An agent has the ranks of one call: what another thread launches waits.
+    opened.enter_context(_one_call)
     folder = job.temporary_folder(opened, range(call.nprocs))
     places = _divided(call.nprocs, len(all_hosts))
     hosts = all_hosts[: len(places)]

@@ -1,6 +1,6 @@
 """Exercise 5.7, `cut_for_a_v`: what it asks for, and how it is checked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 from course_exercises.authoring import Exercise, Wrong, expect_type
@@ -97,9 +97,6 @@ class _Case:
         stages = [self.embedding, *[0.0] * (2 * self.ranks - 2), self.head]
         return max(self.stages(counts)) == _slowest(self.layers, stages)
 
-    def with_ends(self, embedding: float, head: float) -> "_Case":
-        return _Case(self.layers, self.ranks, embedding, head)
-
 
 def _counts(answer, case: _Case) -> list[int]:
     got = answer(case.layers, case.ranks, case.embedding, case.head)
@@ -125,23 +122,19 @@ def _must_be_best(answer, *cases: _Case) -> list[list[int]]:
 
 
 def _suspect(tried: list[tuple[_Case, list[int]]]) -> str:
-    def in_order(counts: list[int], ranks: int) -> list[list[int]]:
-        return [[*counts[::2], *reversed(counts[1::2])], counts[:ranks] + counts[ranks:][::-1]]
-
-    orders = [in_order(counts, case.ranks) for case, counts in tried]
-    signs = {
-        "ends-forgotten": [c.with_ends(0.0, 0.0).is_best(n) for c, n in tried],
-        "other-order": [c.is_best(first) for (c, _), (first, _) in zip(tried, orders)],
-        "down-twice": [c.is_best(second) for (c, _), (_, second) in zip(tried, orders)],
-        "by-stage": [c.is_best_by_stage(n) for c, n in tried],
-        "looped": [c.is_best_looped(n) for c, n in tried],
-        "no-head": [c.with_ends(c.embedding, 0.0).is_best(n) for c, n in tried],
-        "no-embedding": [c.with_ends(0.0, c.head).is_best(n) for c, n in tried],
-    }
-    of_two = {"down-twice": "other-order", "no-head": "one-end", "no-embedding": "one-end"}
-    fitting = [name for name, fits in signs.items() if all(fits)]
-    alike = not any(case.head for case, _ in tried)  # without ends all look the same
-    return "slowest-rank" if alike or not fitting else of_two.get(fitting[0], fitting[0])
+    signs = [
+        ("ends-forgotten", lambda c, n: replace(c, embedding=0.0, head=0.0).is_best(n)),
+        ("other-order", lambda c, n: c.is_best([*n[::2], *reversed(n[1::2])])),
+        ("other-order", lambda c, n: c.is_best(n[: c.ranks] + n[c.ranks :][::-1])),
+        ("by-stage", _Case.is_best_by_stage),
+        ("looped", _Case.is_best_looped),
+        ("one-end", lambda c, n: replace(c, head=0.0).is_best(n)),
+        ("one-end", lambda c, n: replace(c, embedding=0.0).is_best(n)),
+    ]
+    if not any(case.head for case, _ in tried):  # without ends all look the same
+        return "slowest-rank"
+    fitting = (name for name, sign in signs if all(sign(*each) for each in tried))
+    return next(fitting, "slowest-rank")
 
 
 @cutting.requires("layers alone, also where they do not divide")

@@ -125,13 +125,14 @@ def _check_plan(answer, case: _Case) -> tuple[int, dict[int, int]]:
         "too-far-back": lambda got: got in case.common,
     }
     expect(step, max(case.common), what=f"the step for {case}", likely=likely)
-    for rank, fault in case.faults(step, plan).items():
+    if faults := case.faults(step, plan):
+        rank, fault = next(iter(faults.items()))
         part, own = case.members[rank]
         asked = "nothing" if own == step else f"part {part} of step {step}"
         came = f"it from rank {plan[rank]}" if rank in plan else "nothing"
-        turned = plan and not case.faults(step, {giver: rank for rank, giver in plan.items()})
+        right_if_turned = not case.faults(step, {giver: rank for rank, giver in plan.items()})
         raise Wrong(
-            "turned-round" if turned else fault,
+            "turned-round" if right_if_turned else fault,
             expected=f"rank {rank} gets {asked}, for {case}",
             got=came,
         )
