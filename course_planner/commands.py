@@ -29,8 +29,8 @@ between the two numbers in brackets. Calculated, with constants of a cluster tha
 
 With --layout it answers for that layout, also where it does not fit. Without, it tries all sizes of
 groups and micro-batches, ZeRO 0 to 3 (behind a pipeline 1 and 3), recomputation, 1F1B, interleaving and
-ZB-H1, and shows the quickest that fit with a fused loss, one for each split among the ranks. Not tried: ZB-H2 and GPipe,
-hybrid sharding (HSDP), offloading, tensor ranks without sequence parallelism.
+ZB-H1, and shows the quickest that fit with a fused loss, one for each split among the ranks.
+Not tried: ZB-H2 and GPipe, hybrid sharding (HSDP), offloading, tensor ranks without sequence parallelism.
 """
 _LAYOUT = """\
 layout:
