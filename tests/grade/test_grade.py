@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -24,7 +23,9 @@ import psutil
 import pytest
 
 import course_utils
-from course_grader import Grade, Limits, Mark, grade_file, grade_files, report
+from course_exercises.sources.answers import grade_id_of, source_of
+from course_grader import Grade, Limits, Mark, grade_file, grade_files, grading, report
+from course_grader.grading import Request
 from course_grader.limits import MB
 from course_utils.__main__ import main
 from tests.hostile_class.attacks import VARIANT
@@ -153,55 +154,58 @@ def test_marks_and_feedback_are_the_same_again(grades):
 
 
 SOLVED = Path(course_utils.__file__).parents[1] / "solutions"
-
-
-def graded_with(folder: Path, change: Callable[[str], str]) -> Grade:
-    """The solved chapter 00 with another answer to its first exercise."""
-    notebook = nbformat.read(SOLVED / "00_start_here.ipynb", as_version=4)
-    [cell] = [c for c in notebook.cells if c.source.startswith("def average_over_ranks")]
-    cell.source = change(cell.source)
-    nbformat.write(notebook, path := folder / "00_start_here.ipynb")
-    [grade] = grade_files([path], jobs=1, limits=Limits(**LIMITS))
-    return grade
-
-
-def test_beside_gpus_an_answer_is_graded_on_the_cpu(tmp_path):
-    pretended = "\n\nimport torch\ntorch.cuda.device_count = lambda: 4\n"
-    grade = graded_with(tmp_path, lambda answer: answer + pretended)
-    assert grade.exercises[0].status == "passed", grade.exercises[0].feedback
-
-
-def test_ranks_that_wait_for_each_other_are_explained_as_in_the_notebook(tmp_path):
-    answer = """def average_over_ranks(value):
+DEEP = " + ".join(["1"] * 1000)
+CHANGES = {  # of a solved notebook: the answer that is another, and what is written in its place, or behind it
+    "beside GPUs": ("0.1", "{}\n\nimport torch\ntorch.cuda.device_count = lambda: 4\n"),
+    "ranks wait": (
+        "0.1",
+        """def average_over_ranks(value):
     if dist.get_rank() == 0:
         dist.all_reduce(value)
     return value
-"""
-    grade = graded_with(tmp_path, lambda _: answer)
-    assert re.search(r"rank 0 waits in all_reduce\n.*, line 3, in", grade.exercises[0].feedback)
+""",
+    ),
+    "too deep": ("0.1", f"{{}}\n\ntotal = {DEEP}"),
+    "very long": ("1.3", "def decide(job):\n    return 'line ' * 300_000\n"),
+    "changes what the judge computes with": (
+        "1.3",
+        (
+            "def decide(job):\n"
+            "    [object.__setattr__(job, name, 0) for name in vars(job) if name != 'asked']; return 'one'\n"
+        ),
+    ),
+}
 
 
-def test_a_cell_that_is_too_deep_to_be_read_costs_no_marks(tmp_path):
-    deep = "\n\ntotal = " + " + ".join(["1"] * 1000)
-    grade = graded_with(tmp_path, lambda answer: answer + deep)
-    assert grade.exercises[0].status == "passed", grade.exercises[0].feedback
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """By the name of a change, the marks."""
+    requests = []
+    for id, text in CHANGES.values():
+        path = SOLVED / source_of(id).with_suffix(".ipynb").name
+        notebook = nbformat.read(path, as_version=4)
+        ids = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in notebook.cells]
+        cell = notebook.cells[ids.index(grade_id_of(id))]
+        cell.source = text.format(cell.source)
+        nbformat.write(notebook, changed := tmp_path_factory.mktemp("changed") / path.name)
+        requests.append(Request(changed))
+    grades = grading.grade_all(requests, jobs=2, limits=Limits(**LIMITS))
+    return {name: {m.exercise: m for m in g.exercises} for name, g in zip(CHANGES, grades)}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "return 'line ' * 300_000",
-        "[object.__setattr__(job, name, 0) for name in vars(job) if name != 'asked']; return 'one'",
-    ],
-    ids=["very long", "changes what the judge computes with"],
-)
-def test_what_comes_back_ends_no_grading_and_changes_no_question(line, tmp_path):
-    notebook = nbformat.read(SOLVED / "01_factory.ipynb", as_version=4)
-    [cell] = [c for c in notebook.cells if c.source.startswith("def decide")]
-    cell.source = f"def decide(job):\n    {line}\n"
-    nbformat.write(notebook, path := tmp_path / "01_factory.ipynb")
-    [grade] = grade_files([path], jobs=1, limits=Limits(**LIMITS))
-    marks = {mark.exercise: mark for mark in grade.exercises}
+@pytest.mark.parametrize("name", ["beside GPUs", "too deep"])
+def test_what_stands_beside_an_answer_costs_no_marks(name, changed):
+    assert changed[name]["0.1"].status == "passed", changed[name]["0.1"].feedback
+
+
+def test_ranks_that_wait_for_each_other_are_explained_as_in_the_notebook(changed):
+    said = changed["ranks wait"]["0.1"].feedback
+    assert re.search(r"rank 0 waits in all_reduce\n.*, line 3, in", said)
+
+
+@pytest.mark.parametrize("name", ["very long", "changes what the judge computes with"])
+def test_what_comes_back_ends_no_grading_and_changes_no_question(name, changed):
+    marks = changed[name]
     assert marks["1.3"].status == "failed"
     assert len(marks["1.3"].feedback) <= 20_000
     assert {marks[id].status for id in ("1.1", "1.2")} == {"passed"}
