@@ -39,8 +39,6 @@ def check(exercise_id: str | float, answer: Any = None) -> None:
     except LookupError as error:
         print(error.args[0])
         return
-    if outcome.status == "failed" and outcome.lines[0].ok:  # what the first hint helps with is done
-        _hints_shown.setdefault(outcome.exercise.id, 1)
     print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
@@ -69,8 +67,7 @@ def examine(exercise_id: str | float, answer: Any, seed: str | None = None) -> O
 
 
 def hint(exercise_id: str | float) -> None:
-    """Prints the next hint of an exercise; a restarted kernel begins again, with the first or, where an answer has met
-    the first requirement, with the second."""
+    """Prints the next hint of an exercise; a restarted kernel begins again with the first."""
     try:
         exercise = catalogue.find(exercise_id)
     except LookupError as error:
@@ -134,7 +131,7 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
     if outcome.status == "passed":
         return "\n".join([*parts, f"  passed: {worth}" if exercise.points else "  passed"])
     if any(line.silent for line in outcome.lines):
-        parts.append("  Repair the likely mistake first: what else fails may follow from it.")
+        parts.append("  Repair the likely mistake first: other lines may fail for the same reason.")
     if shares is not None:
         earned = points.met(shares, (line.ok for line in outcome.lines))
         parts.append(f"  so far: {earned:g} of {worth}")

@@ -41,7 +41,7 @@ def compare(
 
 
 def _about(name: str, value: object, got: object, likely: Mapping) -> Iterator[str]:
-    if isinstance(value, Real) and isinstance(got, Real) and value:
+    if isinstance(value, Real) and isinstance(got, Real) and value and got:
         times = f"{got / value:.4g} times what was predicted"
         apart = f"{abs(got - value):.4g} {'more' if got > value else 'less'} than was predicted"
         yield f"measured: {apart if times.startswith('1 ') else times}"
