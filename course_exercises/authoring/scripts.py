@@ -5,10 +5,12 @@ A check runs the file as torchrun would, on a text that it has drawn, and looks 
 that they read, their optimizer's steps and parameters, what they save and log.
 """
 
+import builtins
 import contextlib
 import json
 import os
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,9 +163,14 @@ class OnRank:
     parameters: list[
         Tensor
     ]  # of its optimizer, after the last step: this rank's parts, where they are cut
+    moves_the_model: (
+        bool  # whether the parameters of its optimizer are those of modules that compute
+    )
     largest: int  # numbers of the largest parameter that was ever made with memory, a part's where it is a part
     shardings: int  # calls of fully_shard
     saves: int  # calls of torch.save
+    prints: int  # calls of print
+    logs: bool  # whether it opened log.jsonl to write
     backwards: int  # calls of backward
     unsynced: int  # calls of set_requires_gradient_sync(False)
     computed: int  # the most windows in one forward pass of an embedding, in training
@@ -366,7 +373,8 @@ def _checkpoint(folder: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
 def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
     """In a rank: runs the script, and returns what it has done."""
     optimizers, batches, stepped, fresh, gradients, synced, made = [], [], [], [], [], [], [0]
-    computed, recomputed, adding, phases = [0], [], [], _Phases(life.metered)
+    computed, recomputed, adding, logs, computing = [0], [], [], [], set()
+    phases = _Phases(life.metered)
 
     def before_step(optimizer: Optimizer, *_) -> None:
         if not life.metered:  # in which nothing may be made
@@ -397,16 +405,23 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
             made.append(_part(parameter).numel())
 
     def on_forward(module: nn.Module, inputs: tuple) -> None:
+        computing.update(map(id, module.parameters(recurse=False)))
         if private.backward_task.value() != -1:
             recomputed.append(True)
         elif isinstance(module, nn.Embedding) and torch.is_grad_enabled() and inputs[0].dim() > 1:
             computed.append(len(inputs[0]))
+
+    def on_event(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).endswith("log.jsonl") and arguments[1] != "r":
+            logs.append(True)
 
     with ExitStack() as following:
         registered = nn.modules.module.register_module_parameter_registration_hook(on_parameter)
         following.callback(registered.remove)
         following.enter_context(_noting_batches(batches, phases))
         save = following.enter_context(_counted(torch, "save"))
+        prints = following.enter_context(_counted(builtins, "print"))
+        sys.addaudithook(on_event)  # in a process of its own, which ends with the script
         backward = following.enter_context(_counted(torch.autograd, "backward"))
         group = following.enter_context(_counted(dist, "init_process_group"))
         shard = following.enter_context(_counted(fsdp, "fully_shard"))
@@ -432,9 +447,12 @@ def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
         any(adding),
         fresh == [True],
         [_part(parameter) for parameter in held],
+        moves_the_model={id(each) for each in held} <= computing,
         largest=max(made),
         shardings=len(shard),
         saves=len(save),
+        prints=len(prints),
+        logs=bool(logs),
         backwards=len(backward),
         unsynced=sum(False in arguments for arguments in sync),
         computed=max(computed),

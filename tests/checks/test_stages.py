@@ -50,7 +50,18 @@ WRONG = {
         ("        [summed] = sum_over_ranks(summed, device=device)\n", ""),
         ("summed / world / len", "summed / len"),
     ],
-    ("3.6", "sum-not-mean"): [("summed / world / len", "summed / len")],
+    ("3.6", "summed-loss"): [("summed / world / len", "summed / len")],
+    ("3.6", "last-batch"): [("sampler=sampler, drop_last=True", "sampler=sampler")],
+    ("3.6", "all-log"): [
+        (
+            '(options.out / "log.jsonl").open("w") if rank == 0 else None',
+            '(options.out / "log.jsonl").open("w")',
+        )
+    ],
+    ("3.6", "all-print"): [
+        ("        if rank == 0:\n            print(", "        if True:\n            print("),
+        ("            log.write(", "            log and log.write("),
+    ],
     ("3.6", "held-out-repeated"): [
         ("range(learned + rank, len(windows), world)", "range(learned, len(windows))"),
         (HELD_OUT, HELD_OUT[:-1] + ", sampler=DistributedSampler(held_out, shuffle=False))"),
@@ -97,6 +108,12 @@ WRONG |= {
     ("6.7", "optimizer-first"): [
         ('    cut(model, mesh["tensor"])\n', ""),
         (OPTIMIZER, OPTIMIZER + '    cut(model, mesh["tensor"])\n'),
+    ],
+    ("6.7", "other-calls"): [
+        (
+            "range(learned + rank, len(windows), data_ranks)",
+            "range(learned + dist.get_rank(), len(windows), dist.get_world_size())",
+        )
     ],
     ("6.7", "tensor-ranks-differ"): [
         ("DistributedSampler(train, data_ranks, rank, seed", "DistributedSampler(train, seed")

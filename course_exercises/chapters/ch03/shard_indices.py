@@ -41,10 +41,8 @@ sharding = Exercise(
         "with a seed of its own, or with none, or what is dealt out is not one shuffled order of all samples.",
         "shuffled-after": "You share the samples out first and then shuffle each part: a rank sees "
         "the same samples in every epoch.",
-        "padding": "The order is not lengthened as DistributedSampler does it: until it has ceil(length / "
-        "world_size) * world_size entries it starts again from its beginning, order[0], order[1], ..., as often "
-        "as it takes. It is not cut, stays as it is where it divides, and empty where it is empty. Ranks with "
-        "fewer samples would leave the others waiting in a collective.",
+        "padding": "The order is not lengthened as DistributedSampler does it: it starts again from its beginning, "
+        "order[0], order[1], ..., as often as it takes, until it has ceil(length / world_size) * world_size entries.",
         "global-generator": "The notebook's own random numbers have changed: `torch.manual_seed` "
         "sets the generator that everybody uses. Make a `torch.Generator` of your own.",
         "not-a-list": "Return a list of ints; of a tensor, `tolist()` makes one.",

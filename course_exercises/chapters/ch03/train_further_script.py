@@ -30,7 +30,8 @@ stage = Stage(
         "nobody: let each rank take its own part of the stream.",
         "read-by-all-workers": "A rank reads a sentence once for each of its workers. Each worker has the whole dataset: "
         "ask `get_worker_info()` which part is the worker's.",
-        "left-out": "Some sentences are read more or less often than once in an epoch.",
+        "left-out": "Some sentences are read more or less often than they should be: once in an epoch, and those at the end, "
+        "which fill no batch of all ranks, never.",
         "by-micro-batch": "On one rank the gradient changes with `--accumulate`. The loss of a micro-batch is divided by "
         "its own characters, or by no number, or places that only fill up a row count. Divide each summed loss by the "
         "characters of the whole step.",
@@ -64,7 +65,7 @@ def each_sentence_is_read_once(script, draw):
             "read-by-all-workers": workers > 1 and max(read[0].values(), default=0) > EPOCHS,
             "left-out": True,
         }
-        on = f"how often each sentence is read, on {ranks} ranks with {workers} workers"
+        on = f"how often each sentence is read (ranks: {ranks}, workers: {workers})"
         expect(dict(sorted(times.items())), expected, what=on, likely=likely)
 
 

@@ -28,11 +28,15 @@ stage = Stage(
         "no-sampler": "Every rank reads all windows. Deal them out with a `DistributedSampler`.",
         "whole-batch": "Each rank takes as many windows in a step as one process did, so that the batch grows with the "
         "ranks. `--batch` is the batch of all ranks together: divide it by the world size.",
+        "last-batch": "The last batch of an epoch is smaller than the others. Keep `drop_last=True`, so that every step has "
+        "a whole batch.",
         "same-order": "The second epoch has the order of the first. Call `sampler.set_epoch(epoch)` before each.",
         "not-wrapped": "The ranks' parameters drift apart. `DistributedDataParallel` averages the gradients where the "
         "forward pass goes through it: wrap the model, and compute the loss with the wrapper, not with the bare model.",
         "other-steps": "The ranks agree, and their parameters are not those of one process. Look for a sum of gradients "
-        "where the mean is due, for another batch of all ranks together, and for what divides or multiplies the loss.",
+        "where the mean is due, for another batch of all ranks together, for what divides or multiplies the loss, and for "
+        "first parameters that are drawn without `--seed`.",
+        "summed-loss": "The loss in the log is the sum over the ranks. Divide it by the world size.",
         "own-loss": "The loss in the log is not the mean over all ranks. `loss.item()` is that of a rank's own windows: "
         "add up over the ranks, then divide.",
         "held-out-repeated": "Some held-out windows count twice. A `DistributedSampler` repeats windows until all ranks "
@@ -43,6 +47,8 @@ stage = Stage(
         "numbers of windows: add up the losses and the windows over the ranks, and divide then.",
         "all-save": "More than one rank saves the model to the same file, and so they write over each other. Let rank 0 "
         "save.",
+        "all-log": "More than one rank opens `log.jsonl` to write, and so they write over each other. Let rank 0 write it.",
+        "all-print": "Every rank prints what rank 0 prints, so that torchrun shows it once for each. Let rank 0 print.",
         "wrapped-names": "The names in the file begin with `module.`, so that nobody can load it into the model. Save "
         "the state of the model inside of the wrapper.",
         "group-left-open": "The process group is still open at the end. Call `dist.destroy_process_group()` when all is "
@@ -74,7 +80,7 @@ def ranks_share_out_the_windows(script, draw):
             sizes,
             {BATCH // ranks},
             what="the windows in a rank's batch",
-            likely={"whole-batch": {BATCH}},
+            likely={"whole-batch": {BATCH}, "last-batch": len(sizes) > 1},
         )
         for mine in seen:
             first, second = mine[: len(mine) // EPOCHS], mine[len(mine) // EPOCHS :]
@@ -100,7 +106,7 @@ def the_log_has_the_mean_loss(script, draw):
     for ranks in (2, 4):
         got = [line["loss"] for line in script.on(ranks, draw).log]
         expected = [line["loss"] for line in alone]
-        likely = {"sum-not-mean": [ranks * loss for loss in expected], "own-loss": True}
+        likely = {"summed-loss": [ranks * loss for loss in expected], "own-loss": True}
         expect(got, expected, each="epoch", likely=likely)
 
 
@@ -124,8 +130,8 @@ def each_held_out_window_counts_once(script, draw):
         )
 
 
-@stage.requires("rank 0 alone saves the model, and all ranks leave the group", seconds=60)
-def rank_0_alone_saves_the_model(script, draw):
+@stage.requires("rank 0 alone saves, logs and prints, and all ranks leave the group", seconds=60)
+def rank_0_alone_saves_logs_and_prints(script, draw):
     ran = script.on(2, draw)
     saved = [rank.saves for rank in ran.ranks]
     expect(saved, [1, 0], what="calls of torch.save, by rank", likely={"all-save": all(saved)})
@@ -133,9 +139,13 @@ def rank_0_alone_saves_the_model(script, draw):
     expect(
         wrapped, [], what="names in model.pt that are the wrapper's", likely={"wrapped-names": True}
     )
-    expect(
-        [rank.group_left for rank in ran.ranks],
-        [True, True],
-        each="rank",
-        likely={"group-left-open": True},
-    )
+    if ran.ranks[1].logs:
+        raise Wrong(
+            "all-log", expected="a log that rank 0 opens", got="rank 1 opens it to write, too"
+        )
+    first, second = (rank.prints for rank in ran.ranks)
+    if second and second >= first:
+        got = f"rank 1 prints {second} times, and rank 0 {first} times"
+        raise Wrong("all-print", expected="what rank 0 prints", got=got)
+    if not all(rank.group_left for rank in ran.ranks):
+        raise Wrong("group-left-open", expected="no process group at the end", got="one")

@@ -75,7 +75,7 @@ stage = Stage(
         "build the model, and the lines of a step.",
         "runs-on-import": "The file trains as soon as it is imported. Call `main()` under `if __name__ == '__main__':` only.",
         "returns-something-else": "`program` returns three things: the model, its optimizer, and a function "
-        "`step(inputs, targets)`.",
+        "`step(inputs, targets)`, which returns the loss.",
         "asks-for-a-value": "Your program asks for a tensor's value, such as `loss.item()`. One rank alone cannot know it, "
         "since it depends on the others. Return tensors, and ask for values in `main`.",
         "reads-the-environment": "`program` reads a variable that torchrun sets. What it needs to know of the other ranks "
@@ -120,6 +120,7 @@ stage = Stage(
         "process group twice": "own-group",
         "values to unpack": "returns-something-else",
         "cannot unpack": "returns-something-else",
+        "'NoneType' object has no attribute 'item'": "returns-something-else",
         "overlapping meshes": "dimensions-swapped",
     },
 )
