@@ -25,12 +25,11 @@ size = Exercise(
         "the dtype: 4 for float32, 2 for bfloat16, 8 for float64 and complex64, 1 for a bool. No table and no "
         "rule knows all of them; the tensor does: `element_size()`.",
         "number-of-values": "You count something else than the values. Their number is the product of all sizes in "
-        "`tensor.shape`, however many there are: 1 of no sizes, and 0 where a size is 0. A zero counts, and so "
-        "does a place in memory that an expanded tensor shows several times. Look for `numel`.",
+        "`tensor.shape`, zeros and repeated places in memory included: look for `numel`.",
         "other-unit": "That is the size in bits, in KB or in MB, or an eighth of it. `element_size` and `nbytes` "
         "are in bytes, and so is the result.",
-        "memory-not-values": "You measure memory, a file or an object of Python's. What stands around the values "
-        "counts there too, and with a view what lies between them; only the values are sent.",
+        "memory-not-values": "You measure memory, a file or an object of Python's. That also counts Python's own overhead, or "
+        "memory that a view skips; only the values are sent.",
         "not-a-whole-number": "Return a whole number of Python's, an `int`. `/` makes a float, and `//` does not; "
         "`.item()` takes a number out of a tensor; `tensor.size()` and `tensor.shape` are tuples.",
         "not-called": "Without brackets, `tensor.numel` is the method itself. `tensor.numel()` calls it.",

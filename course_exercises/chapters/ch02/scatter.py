@@ -72,7 +72,7 @@ def _chunks(answer, batch, devices):
 
 def _sizes(chunks) -> str:
     """The numbers of rows of the chunks, in words."""
-    return f"chunks of {', '.join(str(len(c)) if c.dim() else 'no' for c in chunks)} rows"
+    return f"rows by chunk: {', '.join(str(len(c)) if c.dim() else 'none' for c in chunks)}"
 
 
 def _check_scatter(answer, batch, workers):

@@ -41,8 +41,7 @@ bubble = Exercise(
         "few-micro-batches": "With fewer micro-batches than stages you count in another way. Count as before: "
         "stages - 1 idle passes, and one pass of work for each micro-batch.",
         "chunks-miscounted": "Your share is right with one chunk per rank and wrong with several. Each of the "
-        "stages - 1 waits then lasts for one chunk, a part of a stage, and the work stays the same: count "
-        "stages - 1 idle passes through one chunk beside chunks * micro_batches of work.",
+        "stages - 1 waits then lasts for one chunk, a part of a stage, and the work stays the same.",
         "no-chunks": "`chunks` is the third parameter, and 1 where nobody gives it: "
         "`bubble_share(stages, micro_batches, chunks=1)`.",
         "otherwise": "Draw the smallest cases. One stage is never idle: 0. With 2 stages and 1 "

@@ -49,8 +49,8 @@ PAIRS = {
     "warm-up-short": "Some rank begins its backward passes too early: it lacks a forward pass, or waits in every turn "
     "for a gradient that is still on its way. The first rank waits longest for its first gradient, so it runs the most "
     "forward passes before it: count how many fit in.",
-    "too-many-activations": "A rank runs its forward passes too far ahead of its backward passes, and each of them "
-    "holds activations. The nearer a rank is to the end, the sooner its first gradient comes, and the fewer it runs "
+    "too-many-activations": "A rank runs its forward passes too far ahead of its backward passes: each of them "
+    "holds activations, and the ranks before it wait longer for their gradients. The nearer a rank is to the end, the sooner its first gradient comes, and the fewer it runs "
     "before; count the F of the first pair too.",
     "backwards-order": "Some rank does not run its backward passes in the order of its forward passes. The gradient of "
     "micro-batch 0 comes back first: each B, in a pair or after the last one, belongs to the oldest open micro-batch.",

@@ -73,6 +73,10 @@ attention = Exercise(
         "are some of its *input* features: cut dimension 1 of `full.out.weight`, in the order of the heads.",
         "bias-once": "A bias is missing, or counts once per rank. That of `full.qkv` is cut with its rows; that "
         "of `full.out` is added once, after the sum over the ranks.",
+        "x-gradient": "No rank has the whole gradient of x: each has the term of its own heads. Send x through the function "
+        "that sums in backward before queries, keys and values are made of it.",
+        "several-sums": "x enters the cut region several times, and each time its gradient is summed. Send it once through "
+        "the function that sums in backward, before all that is made of it.",
         "wrong-after-a-step": "Output and input gradient are right, but a step of SGD leads elsewhere: a "
         "parameter's gradient is wrong, or it is none of the module's. Look at the bias of the output projection "
         "too: every rank adds all of it, after the sum.",
@@ -306,7 +310,11 @@ def _check(answer, draw, task: _Task) -> None:
     expect(got, outputs, each="rank", what="the output for another x", likely=likely)
     must_have_sent([report.sent for report in reports])
     got, expected = [report.x_gradient for report in reports], [task.x_gradient] * n
-    likely = {"cut-from-the-graph": any(g is None for g in got), **signs(own_gradients, expected)}
+    likely = {
+        "cut-from-the-graph": any(g is None for g in got),
+        "x-gradient": n > 1 and own_gradients,
+        **signs(own_gradients, expected),
+    }
     expect(got, expected, each="rank", what="the gradient of x", likely=likely)
     got, likely = [report.y_after for report in reports], {"wrong-after-a-step": True}
     what = "the output after a step of SGD"
@@ -356,7 +364,7 @@ def each_rank_holds_the_parameters_of_its_heads(answer, draw):
 def one_all_reduce_of_the_input_size_each(answer, draw):
     task = _grouped(draw, draw.choice([2, 3, 4]))
     sizes = own_bytes(task.x), own_bytes(task.x)
-    check_sent(answer, task.ranks, task.full, task.x, task.slope, sizes)
+    check_sent(answer, task.ranks, task.full, task.x, task.slope, sizes, several="several-sums")
 
 
 def _dtypes(rank, answer, full) -> set[torch.dtype]:

@@ -73,6 +73,10 @@ cross_entropy = Exercise(
         "A rank's first class is the number of classes on all ranks before it, which they have to tell.",
         "lost-gradient": "The loss is right, and a part of its gradient does not get through: a sum over the ranks "
         "was made where autograd does not see it, or a rank lets only the tokens learn whose class it has.",
+        "gradient-summed": "Each rank's logits are its own, and here their gradient is summed over the ranks, as that of a "
+        "tensor that all ranks have. Leave out the function that sums in backward.",
+        "gathers-logits": "You bring the logits themselves together. Three numbers a token are enough: the largest logit, "
+        "the sum of the exponentials, and the target's logit.",
         "max-has-gradient": "The largest logit has a gradient. It cancels in the loss, but autograd on one "
         "rank sees only a part of that: take it from `logits.detach()`.",
         "large-logits": "Large logits give no finite loss, or a wrong one. Lower each token's logits by the largest "
@@ -255,6 +259,7 @@ def _check_loss(answer, task: _Task, likely=None) -> None:
     mistakes = {
         "cut-from-the-graph": any(g is None for g in gradients),
         "summed-again": n > 1 and [n * g for g in expected],
+        "gradient-summed": len({g.shape for g in expected}) == 1 < n and [sum(expected)] * n,
         "max-has-gradient": lambda got: tells(_at_the_largest),
         "lost-gradient": lambda got: tells(_parts_of_it),
     }
@@ -367,7 +372,8 @@ def at_most_four_numbers_a_token_are_handed(answer, draw):
     sent = max(run(_numbers_sent, ranks, answer, OwnPart(task.parts()), task.targets))
     if sent > 4 * tokens + MORE:
         expected = f"at most {4 * tokens + MORE} numbers for {tokens} tokens"
-        raise Wrong("sends-too-much", expected=expected, got=f"{sent}")
+        name = "gathers-logits" if sent >= task.parts()[0].numel() else "sends-too-much"
+        raise Wrong(name, expected=expected, got=f"{sent}")
 
 
 def _recorded(rank, answer, own, targets) -> list[str]:

@@ -56,9 +56,9 @@ sharding = Exercise(
         "inner optimizer the parameters that this rank owns.",
         "unbalanced": "One rank owns much more than its share. Count elements and not parameters, over all groups: "
         "the next parameter goes to the rank with the fewest so far.",
-        "state": "Your `state` and the inner optimizer's are not the same thing. What an inner one makes, some at "
-        "once, has to be in yours, for every group; and it has to step with what is in yours, which "
-        "`load_state_dict` may have replaced.",
+        "state": "Your `state` and the inner optimizer's are not the same thing. Some optimizers (Adagrad) make their "
+        "state in the constructor: take it into yours in `add_param_group`. And the inner one has to step with what is in "
+        "yours, which `load_state_dict` may have replaced.",
         "other-update": "All ranks have updated a parameter alike, and not as `optimizer_cls` does with what its group "
         "says now. Each group has options of its own, and schedulers change them in your `param_groups`, not only "
         "the learning rate: hand all of them to the inner optimizer, when you make it and before each step.",

@@ -226,7 +226,7 @@ class SumsHeadsOutsideAutograd(_Heads):
         return summed_in_place(y) + self.out_bias
 
 
-@wrong("6.3", names="unchanged")
+@wrong("6.3", names="x-gradient")
 class DoesNotSumTheInputsGradient(_Heads):
     def enter(self, x):
         return x
@@ -289,7 +289,7 @@ class TakesTheOutputsBias(_Heads):
         self.out_bias = full.out.bias
 
 
-@wrong("6.3", names="sends-too-much")
+@wrong("6.3", names="several-sums")
 class EntersThreeTimes(HasThreeLayers):
     def project(self, x):
         pairs = zip(self.weights, self.biases, strict=True)

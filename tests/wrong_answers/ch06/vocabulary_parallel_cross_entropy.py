@@ -5,7 +5,13 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from tests.wrong_answers import right, usual, wrong
-from tests.wrong_answers.ch06.shared import SumForward, SumTwice, place, summed_in_place
+from tests.wrong_answers.ch06.shared import (
+    SumBackward,
+    SumForward,
+    SumTwice,
+    place,
+    summed_in_place,
+)
 
 
 def _first(logits):
@@ -284,6 +290,23 @@ def asks_who_has_the_target_too(logits, targets, ignore_index=-100):
     here = _at_target(torch.ones_like(logits), targets)
     count = summed_in_place(here) + summed_in_place((targets != ignore_index).float())
     return sums_both_in_one_call(logits, targets, ignore_index) + 0 * count.sum()
+
+
+@wrong("6.4", names="gathers-logits")
+def gathers_the_logits(logits, targets, ignore_index=-100):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, logits.shape[1])
+    parts = [logits.new_empty(len(logits), share) for share in parts]
+    for rank, part in enumerate(parts):
+        part.copy_(logits.detach() if rank == dist.get_rank() else part)
+        dist.broadcast(part, src=rank)
+    parts[dist.get_rank()] = logits
+    return cross_entropy(torch.cat(parts, dim=1), targets, ignore_index=ignore_index)
+
+
+@wrong("6.4", names="gradient-summed")
+def sums_the_gradient_of_its_logits(logits, targets, ignore_index=-100):
+    return sums_both_in_one_call(SumBackward.apply(logits), targets, ignore_index)
 
 
 @wrong("6.4", names="input-changed")
