@@ -1,6 +1,6 @@
 """Trains a small transformer to continue a text, one character at a time, on one device.
 
-python mine/train.py --text data/text/the_long_shed.txt --out runs/first
+python mine/train.py --text ../data/text/the_long_shed.txt --out runs/first
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Trains a small transformer to continue a text, one character at a time, with a device for each rank.
 
-torchrun --nproc-per-node 2 mine/train.py --text data/text/the_long_shed.txt --out runs/first
+torchrun --nproc-per-node 2 mine/train.py --text ../data/text/the_long_shed.txt --out runs/first
 """
 
 import argparse

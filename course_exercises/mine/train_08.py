@@ -1,6 +1,6 @@
 """Trains a small transformer to continue a text, one character at a time, with a device for each rank.
 
-torchrun --nproc-per-node 2 mine/train.py --text data/text/the_long_shed.txt --out runs/first
+torchrun --nproc-per-node 2 mine/train.py --text ../data/text/the_long_shed.txt --out runs/first
 """
 
 import argparse
@@ -115,7 +115,7 @@ class Transformer(nn.Module):
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of a batch, per character."""
-    return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    return cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
 
 
 @torch.no_grad()
@@ -127,7 +127,9 @@ def evaluate(model: nn.Module, batches: DataLoader, windows: int, mesh: DeviceMe
     total, left = 0.0, windows
     for inputs, targets in batches:
         logits, targets = model(inputs.to(device))[:left], targets.to(device)[:left]
-        total += cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+        total += cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"
+        ).item()
         left -= len(targets)
     model.train()
     total, windows = sum_over_data_ranks(total, windows, mesh=mesh)
