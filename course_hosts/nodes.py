@@ -297,7 +297,7 @@ class Nodes(Agents):
 
     def kill_node(self, node: str) -> None:
         """kill -9 to a node; the other one goes on, into a collective."""
-        self._note("kill", node, "kill -9, its agent and its worker")
+        self._note("kill", node, "kill -9, all its processes")
         super().kill_node(node)
         group = self.groups[-1]
         step = max(event["step"] for event in self.events() if event["group"] == group)

@@ -22,7 +22,7 @@ BUDGET = 2  # times the bytes of the parameters
 def way() -> Figure:
     """The stations of the one file, from left to right."""
     figure, ax = plots.canvas(height=2.6)
-    ax.set_title("The same file at each stop, and at each the parameters of one process")
+    ax.set_title("One file: four runs that end with the same parameters, and a plan")
     for place, (name, below) in enumerate(STATIONS):
         x = 0.15 + 1.98 * place
         plots.building(ax, x, 1.25, 1.5, 1.3, color=plots.COLORS["idle"])
@@ -47,12 +47,12 @@ def budget(ranks: int, width: int) -> Figure:
             ax.barh(zero, held, left=left, color=plots.COLORS[kind], label=kind if not zero else "")
             left += held
         if zero == 2:
-            ax.barh(zero, 1 - 1 / ranks, left=left, **WHOLE)
+            ax.barh(zero, 1 - 1 / ranks, left=left, label="gradients, whole", **WHOLE)
     ax.axvline(BUDGET, **plots.LIMIT)
     ax.set_yticks(range(4), ["copies", "ZeRO 1", "ZeRO 2", "ZeRO 3"])
     ax.invert_yaxis()
     ax.set_xlim(0, 3.2)
     ax.set_xlabel("bytes of a rank, times those of the parameters; dashed: the budget")
-    ax.set_title(f"{count:,} parameters on {ranks} ranks: ZeRO 3 alone leaves room")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=3, frameon=False)
+    ax.set_title(f"{count:,} parameters on {ranks} ranks: ZeRO 3 fits, ZeRO 2 only block by block")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=4, frameon=False)
     return figure

@@ -98,7 +98,7 @@ def _idle_shares(ax: Axes, percent: Mapping[str, float], chosen: str) -> None:
         number.set(fontsize=9, weight="bold" if name == chosen else "normal")
         if name == chosen:
             bar.set(edgecolor=plots.COLORS["ink"], linewidth=2)
-    ax.set(xlabel="idle share (%)", xlim=(0, 100))
+    ax.set(xlabel="idle share (%)", xlim=(0, max(50, 1.2 * max(percent.values()))))
     ax.invert_yaxis()
 
 

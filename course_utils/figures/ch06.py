@@ -28,7 +28,7 @@ def one_station() -> Figure:
         _box(ax, 4.45, middle + 0.155 - 0.155 * rank, 0.31, 0.155, pink)
         plots.pile(ax, 5.05, y + 0.06, [color] * 6)  # as large as the result
         plots.arrow(ax, (6.0, middle), (7.0, 2.05), **to_all)
-    _word(ax, 4.2, 3.95, "its blueprint")
+    _word(ax, 4.2, 3.98, "its part of\nthe blueprint")
     _word(ax, 5.5, 3.95, "partial result")
     _word(ax, 7.3, 2.05, "+", fontsize=22)
     plots.arrow(ax, (7.6, 2.05), (8.75, 2.05), **to_all)
@@ -187,7 +187,14 @@ def block_times(seconds_of_block: Callable, width: int, tokens: int) -> Figure:
         pairs = [seconds_of_block(n, width, tokens, between=speed) for n in sizes]
         ax.plot(sizes, [1e3 * sum(pair) for pair in pairs], marker="o", label=name, **look)
     compute = [1e3 * seconds for seconds, _ in pairs]
-    ax.fill_between(sizes, compute, color=plots.COLORS["matrices"], alpha=0.3, label="compute")
+    ax.plot(
+        sizes,
+        compute,
+        color=plots.COLORS["matrices"],
+        linewidth=2.5,
+        label="compute alone",
+        zorder=0,
+    )
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, sizes)
     ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")

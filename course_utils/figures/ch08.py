@@ -83,21 +83,21 @@ def through_a_step(readings: dict[str, list[tuple[int, int, int]]], whole: int) 
     heights = (0.25, 1.45, 2.4)  # of the names, in parts of all parameters
     for (name, of_layers), look, height in zip(readings.items(), looks, heights):
         layers, *held = zip(*of_layers)
-        together = [sum(pair) / 1024 for pair in zip(*held)]
+        together = [sum(pair) / 1000 for pair in zip(*held)]
         ax.plot(layers, together, linewidth=2.2, **look)
-        words = f"{name}: at most {max(together):.0f} KiB"
+        words = f"{name}: at most {max(together):.0f} kB"
         place = {"ha": "right", "va": "center", "color": look["color"], "fontsize": 10}
-        ax.text(0.96 * max(layers), height * whole / 1024, words, **place)
-    ax.axhline(2 * whole / 1024, color=plots.NEUTRALS[2], linewidth=1)
+        ax.text(0.96 * max(layers), height * whole / 1000, words, **place)
+    ax.axhline(2 * whole / 1000, color=plots.NEUTRALS[2], linewidth=1)
     words = "all parameters and gradients, without shards"
-    ax.text(0.5, 2.02 * whole / 1024, words, va="bottom", fontsize=10)
+    ax.text(0.5, 2.02 * whole / 1000, words, va="bottom", fontsize=10)
     half = max(layers) / 2
     ax.axvline(half, color=plots.COLORS["idle"], linewidth=2, zorder=0)
     blocks = [2 + 6 * block + 3 for block in range(4)]  # the embeddings are two layers
     ticks = [*blocks, *(2 * half - place for place in reversed(blocks))]
     ax.set_xticks(ticks, [1, 2, 3, 4, 4, 3, 2, 1])
-    ax.set(xlabel="block: forward, then backward", ylabel="KiB on a rank, measured")
-    ax.set(ylim=(0, 2.6 * whole / 1024), xlim=(0, 2 * half))
+    ax.set(xlabel="block: forward, then backward", ylabel="parameters and gradients on a rank (kB)")
+    ax.set(ylim=(0, 2.6 * whole / 1000), xlim=(0, 2 * half))
     ax.set_title("With the root alone, a rank needs more than without shards")
     return figure
 
