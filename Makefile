@@ -1,5 +1,5 @@
-# Every target makes or reuses the environment in .venv by itself; docs/without_make.md gives the
-# commands behind each target for people without make.
+# Every target makes or reuses the environment in .venv by itself; in the repository, docs/without_make.md
+# gives the commands behind each target for people without make.
 #
 #   make lab ARGS="--no-browser --port 8888"     options for JupyterLab
 #   make lab PYTHON=python3.12                   the Python that a new .venv is made with

@@ -28,7 +28,8 @@ hardware.report()
 print(hardware.doctor())
 
 # %% [markdown]
-# The report is about *your* machine. All other outputs of this chapter are the same everywhere.
+# The report is about *your* machine. Apart from the map of your progress, the other outputs hardly depend on the
+# machine.
 
 # %% [markdown]
 # ## 1. The factory: several buildings, one order
@@ -198,9 +199,9 @@ check("0.2", message_bytes)
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: one sum, two ways
 #
-# A collective consists of messages. Here two ranks form their sum with one `send` and one `recv` each.
-# `send` waits until the other side takes the bytes, and `recv` waits until they arrive. So one rank has to
-# send first while the other one receives first.
+# A collective consists of messages. Here two ranks compute their sum with one `send` and one `recv` each. `send`
+# waits until the other side takes the bytes, and `recv` waits until they arrive. So one rank has to send first while
+# the other one receives first.
 
 
 # %%
@@ -362,7 +363,7 @@ for variables in launch(who_am_i, 2):
 # ## 9. Remember
 #
 # * A rank is a process with its own memory.
-# * All ranks call a collective, in the same order, with tensors that fit.
+# * All ranks call a collective, in the same order, with tensors of the same shape and dtype.
 # * `launch(fn, n)` runs `fn(rank)` on `n` real ranks and returns their results in the order of the ranks.
 # * Predict first, then measure. Bytes and sums have to be equal; times are compared as ratios.
 # * The message of a failure names the rank, the line and what the other ranks were doing.

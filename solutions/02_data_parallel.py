@@ -47,9 +47,9 @@ hardware.report()
 #
 # In chapter 1 every rank was a building. Now there is a single building, one process, and its **floors** are the
 # devices. The ground floor keeps the blueprint. For every batch it copies the blueprint for the floors above and
-# hands out the material. All floors work. The ground floor collects the results, inspects them, and sends change
-# notes up. Each floor answers with change notes for its copy of the blueprint. The ground floor adds these up,
-# changes the blueprint, and throws the copies away.
+# hands out the material. All floors work. The ground floor collects the results, inspects them, and sends back how
+# they should have been different. Each floor answers with change notes for its copy of the blueprint. The ground
+# floor adds these up, changes the blueprint, and throws the copies away.
 
 # %%
 ch02.floors()
@@ -80,9 +80,9 @@ test_images, test_labels = (tensor.to(home) for tensor in mnist.tensors(train=Fa
 print("training images:", tuple(train_images.shape), "test images:", tuple(test_images.shape))
 
 # %% [markdown]
-# `MnistNet` has 784 inputs, 50 hidden values and 10 outputs, together 39,760 parameters. The outputs are **logits**:
-# scores, one for each digit, which the loss turns into probabilities. One pass over the data is an **epoch**, and
-# **accuracy** is the share of images whose largest logit belongs to the right digit.
+# `MnistNet` has 784 inputs, 50 hidden values and 10 outputs, which makes 39,760 parameters. The outputs are
+# **logits**: scores, one for each digit, which the loss turns into probabilities. One pass over the data is an
+# **epoch**, and **accuracy** is the share of images whose largest logit belongs to the right digit.
 
 # %%
 torch.manual_seed(0)
@@ -143,9 +143,8 @@ print("largest difference of the gradients:", check_equal(one_worker, [two_worke
 # %% [markdown]
 # ### Who gets how many rows
 #
-# `nn.DataParallel` divides a batch with `torch.chunk(batch, n)`. It makes at most `n` chunks. All but the last have
-# the same number of rows, the smallest with which `n` chunks are enough for the batch. The last gets what is left. How
-# many workers have something to do?
+# `nn.DataParallel` divides a batch with `torch.chunk(batch, n)`. It makes at most `n` chunks. Each has ⌈rows / n⌉
+# rows; the last gets what is left. How many workers have something to do?
 
 # %% tags=["prediction"]
 predicted = {"busy workers, 5 images on 4 workers": 3, "busy workers, 9 images on 8 workers": 5}
@@ -201,8 +200,9 @@ check("2.1", scatter)
 #
 # Worker 0 computes with the model itself and with its own rows: these do not travel. Each helper gets a replica and a
 # chunk. Take 4 workers, the 39,760 parameters of `MnistNet`, and 64 images of 784 numbers. Every number has 4 bytes.
-# How many bytes does replicate send in a step, to all helpers together, and how many does scatter? Then estimate: by
-# how many percent (a whole number) do *all* bytes of a step, there and back, fall if you halve the batch?
+# How many bytes does replicate send in a step, to all helpers together, and how many does scatter? Then estimate: if
+# you halve the batch, by how many percent does the total traffic of a step (both directions) fall? Give a whole
+# number.
 
 # %% tags=["prediction"]
 predicted = {
@@ -345,7 +345,7 @@ check("2.2", replicate)
 #
 # Some models compute the loss inside `forward`. Each worker then returns the mean loss of its own chunk, and you will
 # often see `loss.mean()` after it. Take 13 rows on 4 workers: chunks of 4, 4, 4 and 1. In the mean of the four means,
-# how many times as much does the last row count as in the mean over all 13 rows?
+# by what factor is the last row's weight larger than in the mean over all 13 rows?
 
 # %% tags=["prediction"]
 predicted = {"the last row counts, times": 13 / 4}
@@ -361,7 +361,7 @@ compare(
     measured,
     likely={
         "As if a mean of means were the mean.": {"the last row counts, times": 1},
-        "Its weight in the mean of means. In the mean it has 1/13.": {
+        "That is its weight in the mean of means; divide by 1/13.": {
             "the last row counts, times": 1 / 4
         },
         "Four times as much as a row of a full chunk. The question compares it with 1/13.": {
@@ -754,9 +754,9 @@ for trainer in (too_early, in_time):
 # %% [markdown]
 # ### Inputs or labels left behind
 #
-# All tensors of an operation must lie on one device. You will read that with forgotten inputs the computation "will
-# likely default to the CPU or a single GPU". In fact it fails. The device `meta`, whose tensors have no values, shows
-# that without a GPU.
+# All tensors of an operation must lie on one device. Some tutorials say that with forgotten inputs the computation
+# "will likely default to the CPU or a single GPU". In fact it fails. The device `meta`, whose tensors have no values,
+# shows that without a GPU.
 
 
 # %%
@@ -832,10 +832,10 @@ print("numbers in the loss:", F.cross_entropy(logits, train_labels[:9]).numel())
 # %% [markdown]
 # ## 7. See it: what more GPUs buy, and what the first one pays
 #
-# You will read that the speed-up is roughly proportional to the number of GPUs. Here is a model of the time of a
-# step. Forward and backward are divided among the GPUs. During the rest only the first GPU and its connection work. A
-# row uses each parameter `USES` times, with 2 operations in the forward pass and 4 in the backward pass (Kaplan et
-# al. 2020, section 2.1, for one use). The constants are assumptions that you can change.
+# The speed-up is often said to be roughly proportional to the number of GPUs. Here is a model of the time of a step.
+# Forward and backward are divided among the GPUs. During the rest only the first GPU and its connection work. A row
+# uses each parameter `USES` times, with 2 operations in the forward pass and 4 in the backward pass (Kaplan et al.
+# 2020, section 2.1, for one use). The constants are assumptions that you can change.
 
 # %%
 LINK, ARITHMETIC, MEMORY = 25e9, 20e12, 1e12  # assumed: bytes, operations and bytes per second
@@ -869,8 +869,8 @@ for ring in (True, False):
 
 # %% [markdown]
 # If the model is copied to one GPU after the other, eight GPUs are slower than four. With the ring they are five
-# times as fast as one. Move the sliders: which model profits from eight GPUs, and which is slower with eight than
-# with one?
+# times as fast as one. Move the sliders: which model profits most from eight GPUs, and which is slower with eight
+# than with one?
 
 # %%
 from course_utils.lesson.explore import Explorer
@@ -895,8 +895,9 @@ Explorer(
 )
 
 # %% [markdown]
-# *Left: the first bar is longer by the optimizer, the whole batch and all outputs. Right: all GPUs compute during
-# forward and backward; otherwise only the first one works. Both are calculated, not measured.*
+# *Left: the first bar also contains the optimizer's state, the whole batch and all outputs. Right: all GPUs compute
+# during forward and backward; otherwise only the first one works. Both are calculated, not measured. Much work for
+# each parameter pays: with 16 rows for each GPU and copies one by one, eight GPUs are several times slower than one.*
 
 # %% [markdown]
 # ## 8. On a cluster: a script, and two processes that do not share

@@ -7,8 +7,9 @@
 # DDP for short. It is the usual way to train a model that fits on one device, on one machine and on thousands.
 #
 # You write four parts of it: the average, the ring, the sampler and the evaluation. The last exercise is the goal of
-# the chapter: `torchrun` starts your own training script on several ranks, and it ends with the parameters of one
-# process. `03_ddp_further` adds overlap on the clock, gradient accumulation, uneven ranks and DDP's own machinery.
+# the chapter: `torchrun` starts your own training script on several ranks, and it ends with the same parameters as
+# training in one process. `03_ddp_further` adds overlap on the clock, gradient accumulation, uneven ranks and DDP's
+# own machinery.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt
@@ -32,7 +33,7 @@ hardware.report()
 # Each of four buildings has the whole line, a copy of the blueprint and its own share of the material. During a shift
 # each building writes change notes: how it would change the blueprint. In the evening a round of trucks brings every
 # building the average of all notes, and each applies it to its own copy. The copies were equal in the morning, so
-# they are equal in the evening, and nobody has sent a blueprint.
+# they are equal in the evening, and no blueprint had to travel that day.
 
 # %%
 ch03.ring_road()
@@ -94,7 +95,7 @@ launch(average_one_gradient, 2)
 # * A **tied** parameter is one tensor that two layers share. It has one gradient.
 # * A parameter may be used only on some ranks, because their batches take another way through the model. A rank that
 #   did not use it adds zeros and ends with the mean, as the others do. It cannot see that the others have a gradient,
-#   and all ranks must make the same collectives: let them agree first.
+#   and all ranks must make the same collective calls: let them agree first.
 #
 # `hint("3.1")` prints the next of three hints.
 
@@ -181,12 +182,12 @@ compare(
     measured,
     likely={
         "As if one message reached all ranks: each gets one of its own.": {"rank 0 sends": 4_000},
-        "Sent and received: the sum comes back, and it is not sent.": {"rank 1 sends": 8_000},
+        "That is sent plus received; rank 1 only receives the sum.": {"rank 1 sends": 8_000},
     },
 )
 
 # %% [markdown]
-# Rank 0 sends the tensor n - 1 times and receives it as often. Each rank that you add makes the all-reduce slower.
+# Rank 0 sends the tensor n - 1 times and receives just as many. Each rank that you add makes the all-reduce slower.
 #
 # ### All-reduce on a ring
 #
@@ -346,8 +347,8 @@ compare(
 # ### A share of the samples for each rank
 #
 # Every rank can read the whole data set, and trains on its own part. `DistributedSampler` says which samples these
-# are, and gives all ranks equally many, so that all take equally many steps. **Predict**, for ten samples and four
-# ranks, how many samples rank 3 gets, and how many all ranks read together.
+# are, and gives every rank the same number, so that all take the same number of steps. **Predict**, for ten samples
+# and four ranks, how many samples rank 3 gets, and how many all ranks read together.
 
 # %% tags=["prediction"]
 predicted = {"samples of rank 3": 3, "samples of all ranks": 12}
@@ -362,7 +363,7 @@ measured = {"samples of rank 3": len(shares[3]), "samples of all ranks": sum(map
 compare(
     predicted,
     measured,
-    likely={"Shares of 3, 3, 2 and 2 are not equally many.": {"samples of rank 3": 2}},
+    likely={"Shares of 3, 3, 2 and 2 are unequal.": {"samples of rank 3": 2}},
 )
 
 # %%
@@ -370,8 +371,8 @@ for rank, share in enumerate(shares):
     print(f"rank {rank} reads samples {share}")
 
 # %% [markdown]
-# Each rank reads **strides**: every fourth sample, not a block. And samples 0 and 1 are read twice. This **padding**
-# makes the shares equal; section 5 shows where it does harm.
+# Each rank reads in **strides**: every fourth sample, not a block. And samples 0 and 1 are read twice. This
+# **padding** makes the shares equal; section 5 shows where it does harm.
 #
 # With shuffling all ranks draw the same permutation, from the seed `seed + epoch`, and take their strides from it.
 # They agree without a message.
@@ -676,12 +677,14 @@ for optimizer_class in (torch.optim.SGD, torch.optim.Adam):
 compare(
     predicted,
     measured,
-    likely={"Adam divides the factor away: the size that it estimates has it, too.": {"Adam": 2}},
+    likely={
+        "Adam divides by an estimate that is doubled as well, so the factor cancels.": {"Adam": 2}
+    },
 )
 
 # %% [markdown]
-# With SGD the mistake doubles the learning rate. With Adam it cannot be seen, so a test with Adam does not find it.
-# That is why the contract is stated for SGD.
+# With SGD the mistake doubles the learning rate. Adam hides it, so a test with Adam misses it. That is why the
+# contract is stated for SGD.
 #
 # ### A missing broadcast
 #
@@ -789,7 +792,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
       ceil(N / world_size) images. No batch is empty or larger than `batch_size`.
     * The model is in evaluation mode meanwhile, and no gradients are computed.
     * Afterwards each of its modules is in the mode in which it came (a frozen part may be in
-      evaluation mode all the time). Nothing else of it has changed, and autograd is as it was.
+      evaluation mode all the time). Nothing else about the model changes, and autograd's mode is restored.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -841,7 +844,7 @@ print(f"one process: {first_loss(rank=0, world_size=1):.3f}")
 #
 # ### Bug hunt: an average without a collective
 #
-# You will read that an optimizer averages the gradients over GPUs if you hand it a function as
+# Some tutorials say that an optimizer averages the gradients over GPUs if you hand it a function as
 # `gradient_averaging_fn`. No optimizer of PyTorch has this argument, and the call raises a TypeError. So call the
 # function by hand, between `backward` and `step`. Does it average?
 
@@ -875,6 +878,8 @@ print("largest difference from one process: ", largest_difference(alone, [first,
 # | 3.4 DDP that overlaps | 5 | `03_ddp_further`, section 4 |
 # | 3.5 Evaluate every image once | 3 | section 5 |
 # | 3.6 Your own script, on several ranks | | section 8 |
+# | 3.7 Your own script: accumulate, and count characters | | `03_ddp_further`, section 8 |
+# | 3.8 Where the time of a step goes | 2 | `03_ddp_further`, section 4 |
 
 # %% [markdown]
 # ## 7. See it: how large should a bucket be?
@@ -917,7 +922,7 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *Above, backward. Below, four all-reduces, each begun when its quarter of backward is done. The hatched stripe is the
+# *At the start: above, backward; below, four all-reduces, each begun when its quarter of backward is done. The hatched stripe is the
 # part of the last one that does not overlap with it.* All times are the model's. Move one slider at a time:
 #
 # * With 8 ranks, buckets of 1 MB leave less exposed than DDP's 25 MiB. With 256 ranks they queue up, because each
@@ -944,8 +949,8 @@ explore.Explorer(
 # torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 ddp_mnist.py result.pt
 # ```
 #
-# * **The port.** On one machine, `--rdzv-endpoint 127.0.0.1:0` lets the system choose a free one. Scripts that fix a
-#   port, often 12355, collide when two run at once: *address already in use*.
+# * **The port.** On one machine, `--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0` lets the system choose a free one.
+#   Scripts that fix a port, often 12355, collide when two run at once: *address already in use*.
 # * **The global batch.** The script keeps it and cuts it into smaller shares. If you keep a rank's share instead,
 #   sixteen ranks make a batch sixteen times as large, and you have to adapt the learning rate (`03_ddp_further`).
 # * **A download.** If every rank downloads the data, all write to the same file. Let rank 0 do it, and let the others
@@ -958,14 +963,14 @@ explore.Explorer(
 # ### 3.6 Your own script, on several ranks
 #
 # Chapter 2 gave you `mine/train.py`, which trains on one device. Read its 170 lines once, and change it so that
-# `torchrun` can start it on any number of ranks. About 25 lines change.
+# `torchrun` can start it on any number of ranks that divides `--batch`. About 25 lines change.
 #
 # | in `mine/train.py` | what it has to do | where you have seen it |
 # |---|---|---|
 # | `device` | each rank takes its own GPU by `LOCAL_RANK`, if there are any, and gives it to DDP as `device_ids` | section 4, line 1 of the script |
 # | process group | made before all that needs the ranks, left at the end | section 4, lines 2 and 7 |
 # | `batches` | `--batch` is the batch of all ranks together, and no epoch has the order of the one before | section 4, lines 3 and 5; section 5 |
-# | `model` | after each step all ranks have the parameters of one process | section 4, line 4 |
+# | `model` | after each step all ranks have the same parameters as training in one process | section 4, line 4 |
 # | `summed`, the loss of an epoch | the mean over all ranks | section 5, *Whose loss* |
 # | `held_out_batches`, `evaluate` | each window counts once, also where their number does not divide by that of the ranks | exercise 3.5 |
 # | `log.jsonl`, `model.pt`, `print` | rank 0 alone writes them; `Transformer` can load `model.pt` without DDP | section 4, line 6 |
@@ -994,7 +999,7 @@ check("3.6", mine.script(3))
 #    every `backward`. `optimizer.step` sends nothing.
 # 3. In a ring each rank sends 2(n - 1)/n times the gradients' bytes, less than twice, however many ranks there are.
 #    With buckets most of this overlaps with backward.
-# 4. All ranks make the same collectives in the same order. Without a collective there is no average.
+# 4. All ranks make the same collective calls in the same order. Without a collective there is no average.
 # 5. Test with SGD against one process on the global batch. A falling loss proves little.
 #
 # **Sources**

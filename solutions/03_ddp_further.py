@@ -29,9 +29,9 @@ hardware.report()
 # ## 1. The factory: trucks that leave before the evening
 #
 # In the lesson the trucks left in the evening. But the notes on the last station of the line are ready hours before
-# those on the first, because the line is gone through backwards. So each truck leaves as soon as it is full, and the
-# building goes on writing while the truck travels. Small trucks leave early, and each trip costs time. A single large
-# truck leaves last, and all buildings wait for it.
+# those on the first, because the notes are written from the last station back to the first. So each truck leaves as
+# soon as it is full, and the building goes on writing while the truck travels. Small trucks leave early, and each
+# trip costs time. A single large truck leaves last, and all buildings wait for it.
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -219,7 +219,7 @@ def write_profile(rank, folder):
     layers = [nn.Linear(512, 512, bias=False) for _ in range(8)]  # 1 MiB of gradients each
     model, x = DDP(nn.Sequential(*layers), bucket_cap_mb=1), torch.randn(64, 512)
     steps = schedule(wait=1, warmup=1, active=KEPT)
-    with profile(schedule=steps, acc_events=True) as profiler:  # else PyTorch 2.11 warns
+    with profile(schedule=steps, acc_events=True) as profiler:  # PyTorch 2.11 warns without it
         for _ in range(2 + KEPT):
             with record_function("load"):
                 time.sleep(0.2 if rank == SLOW else 0.01)
@@ -233,9 +233,9 @@ def write_profile(rank, folder):
 print(*launch(write_profile, 4, scratch()))
 
 # %% [markdown]
-# Take one of the files `scratch/profile_0.json` to `profile_3.json` to [ui.perfetto.dev](https://ui.perfetto.dev),
-# a page that draws it: it stays in your browser. You see a lane for each thread, and operators inside of operators.
-# The file is plain JSON, so a few lines of Python can look at all ranks at once, which no eye can do for 1,024.
+# Take one of the files `scratch/profile_0.json` to `profile_3.json` to [ui.perfetto.dev](https://ui.perfetto.dev), a
+# page that draws it: it stays in your browser. You see a lane for each thread, and operators inside of operators. The
+# file is plain JSON, so a few lines of Python can look at all ranks at once, which nobody can do by eye for 1,024.
 
 # %%
 import json
@@ -310,10 +310,10 @@ plt.show()
 # *Ranks 0, 1 and 3 compute at once, and their all-reduces last until rank 2 has come. Rank 2 loads for 200 ms and
 # computes last, and its own all-reduces are short.*
 #
-# So a long all-reduce says little about the network. The rank that everybody waits for is the one with the least
-# time in collectives, and with 1,024 ranks you find it by sorting that number. What it does meanwhile is what has to
-# be mended: here a loader, and no faster link would help. Of the rest, count only what is **exposed**, when the rank
-# does not compute beside it.
+# So a long all-reduce says little about the network. The rank that everybody waits for is the one with the least time
+# in collectives, and with 1,024 ranks you find it by sorting that number. Whatever it does instead is what you have
+# to fix: here a loader, and no faster link would help. Of the remaining communication, count only the **exposed**
+# part, during which the rank computes nothing.
 #
 # In the profile of a GPU, what computes are its kernels (`event["cat"] == "kernel"`), and NCCL's begin with
 # `ncclDevKernel`. [HTA](https://hta.readthedocs.io/) does this count for whole clusters.
@@ -321,8 +321,8 @@ plt.show()
 # %% [markdown]
 # ### 3.8 Where the time of a step goes (2 points)
 #
-# A few lines tell from a profile what to mend. Write the function that takes the spans of a step apart. When it
-# passes, try it on your own profile: `where_time_goes(max(spans_of(0, "ProfilerStep#4")), spans_of(0, "aten::mm"),
+# A few lines of code turn a profile into a diagnosis. Write the function that takes the spans of a step apart. When
+# it passes, try it on your own profile: `where_time_goes(max(spans_of(0, "ProfilerStep#4")), spans_of(0, "aten::mm"),
 # spans_of(0, ":all_reduce"))`.
 
 # %%
@@ -392,8 +392,8 @@ check("3.8", where_time_goes)
 # After `parameter.register_post_accumulate_grad_hook(function)`, PyTorch calls `function(parameter)` each time that
 # backward has finished this parameter's `.grad`.
 #
-# Do not write it in one go. Climb in four steps, and run the check after each: it goes on behind a line that fails,
-# so it shows on which step you stand. `hint("3.4")` prints the next of three hints.
+# Do not write it in one go. Climb in four steps, and run the check after each: it continues past a failed line, so it
+# shows on which step you stand. `hint("3.4")` prints the next of three hints.
 #
 # | step | what you add | lines of the check that hold from here on |
 # |---|---|---|
@@ -500,8 +500,8 @@ class OverlappedDDP(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within `with model.no_sync():`, backward adds up local gradients and sends nothing. Behind
-        it, also if an exception has ended the block, all is as before: inside another one, still
+        """Within `with model.no_sync():`, backward adds up local gradients and sends nothing. After the
+        block, even if an exception ended it, everything is as before: inside another one, still
         nothing is sent."""
         ### BEGIN SOLUTION
         before, self.synchronize = self.synchronize, False
@@ -623,7 +623,7 @@ plt.show()
 
 # %% [markdown]
 # *Four ranks with the old rate lag far behind. Four ranks with four times the rate follow the curve of one rank.
-# Sixteen ranks with sixteen times the rate jump up and down.*
+# Sixteen ranks with sixteen times the rate zigzag.*
 #
 # This is the **linear scaling rule**: batch times k, rate times k ([Goyal et al.
 # 2017](https://arxiv.org/abs/1706.02677), section 2.1). It is a rule of thumb with a limit. Where k steps of the
@@ -646,7 +646,7 @@ def normalised(normalisation):
 def gradient_and_buffers(rank, normalisation):
     model = DDP(normalised(normalisation))
     loss_of(model, my_batches(rank, dist.get_world_size())[0]).backward()
-    return flat(p.grad for p in model.parameters()), flat([torch.zeros(1), *model.buffers()])
+    return flat(p.grad for p in model.parameters()), [flat([b]) for b in model.buffers()]
 
 
 # %%
@@ -657,7 +657,8 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
     gradients, buffers = zip(*launch(gradient_and_buffers, 4, normalisation))
     print(f"{normalisation.__name__}, largest difference")
     print("    of a gradient, from one process:", largest_difference(reference, gradients))
-    print("    of a buffer, between the ranks: ", largest_difference(buffers[0], buffers))
+    of_buffers = [largest_difference(each[0], each) for each in zip(*buffers)]
+    print("    of a buffer, between the ranks: ", max(of_buffers, default="it has none"))
 
 # %% [markdown]
 # Layer normalisation works within a row and keeps the contract. With batch normalisation the gradient is another one,
@@ -760,8 +761,8 @@ compare(
 # ### Without `launch`: a hang, read with what everybody has
 #
 # `launch` names the rank and the line because it keeps a record of every call. On a cluster nobody does that for you.
-# Here is a script with the commonest hang of all: rank 0 alone evaluates, and the evaluation calls a collective. One
-# of its functions is there for the day on which it hangs. Find it before you read on.
+# Here is a script with the most common hang: rank 0 alone evaluates, and the evaluation calls a collective. One of
+# its functions is there for the day on which it hangs. Find it before you read on.
 
 # %%
 from course_utils.lesson.terminal import torchrun
@@ -904,7 +905,7 @@ for rank in range(2):
 # ## 6. Exercises
 #
 # 3.8 Where the time of a step goes (2 points) and 3.4 DDP that overlaps (5 points) stand in section 4, behind the
-# profile.
+# profile; 3.7 Your own script is in section 8. (The numbers do not follow the order.)
 
 # %% [markdown]
 # ## 7. See it: the best size of a bucket
@@ -972,11 +973,13 @@ plt.show()
 # Take `mine/train.py` (3.6) further. If you have not written it yet, `mine.start(3, further=True)` gives you the
 # course's own.
 #
-# * `--sentences` reads a stream of sentences in place of windows: what `re.finditer(r"[^.?!]{2,}", text)` finds, in its
-#   order, in each epoch. Of a sentence the first `--context` characters are inputs, and the targets are the characters
-#   behind them. The first nine tenths are learned, the others held out.
-# * Each sentence is read by one worker of one rank (`--workers`, processes of a `DataLoader`), and the last ones that
-#   fill no batch of all ranks by nobody.
+# * `--sentences` reads a stream of sentences in place of windows: what `re.finditer(r"[^.?!]{2,}", text)` finds, in
+#   its order, in each epoch. A sentence `s` gives inputs `s[:-1]` and targets `s[1:]`, both cut to `--context`
+#   characters. The first nine tenths are learned, the others held out.
+# * Each sentence is read by one worker of one rank (`--workers`, processes of a `DataLoader`): an `IterableDataset`
+#   learns its worker's number from `get_worker_info()`. Drop the last sentences, which do not fill a batch of all
+#   ranks. A `collate_fn` pads a batch's sentences (`pad_sequence`) with targets that the loss leaves out
+#   (`ignore_index`).
 # * `--accumulate 4` cuts a rank's share of the batch into four micro-batches. Their gradients travel once.
 # * The loss is the mean over the characters of the step, on all ranks and in all micro-batches together, so that
 #   neither option changes the gradient. The log has the mean over the characters of the epoch.

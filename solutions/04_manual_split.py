@@ -301,8 +301,8 @@ compare(
 predicted = {"2 | 2: units of a step": 12, "1 | 3: units of a step": 12}
 
 # %% [markdown]
-# `simulate` starts each pass as soon as its input is there. `gpipe(2, 1)` is the order of section 2: two stages, and
-# one batch that goes forward and then backward.
+# `simulate` starts each pass as soon as its input is there. `gpipe(2, 1)` (GPipe, a schedule of chapter 5) is the
+# order of section 2: two stages, and one batch that goes forward and then backward.
 
 
 # %%
@@ -371,8 +371,8 @@ plt.show()
 # %% [markdown]
 # ### What an unbalanced cut costs
 #
-# In a training step with one batch, an unbalanced cut costs no time. That changes as soon as several batches are on
-# their way. The simplest case is evaluation: nothing comes back, and rank 0 starts a batch while rank 1 still works on
+# In a training step with one batch, an unbalanced cut costs no time. That changes as soon as several batches are in
+# flight. The simplest case is evaluation: nothing comes back, and rank 0 starts a batch while rank 1 still works on
 # the one before.
 #
 # One device needs 40 units for ten batches. **Predict** how many two ranks need, with one layer and three.
@@ -467,8 +467,8 @@ plt.show()
 # *Rank 0 holds about four fifths of everything.*
 #
 # This is what the cut is for: no rank stores a parameter, a gradient or optimizer state of another rank's layers. But
-# the rank that holds most has to fit into its memory. The activations at the cut are stored twice: by their sender and
-# by their receiver.
+# the fullest rank must have room for everything it holds. The activations at the cut are stored twice: by their
+# sender and by their receiver.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: one result, and where to cut
@@ -581,8 +581,8 @@ def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | Non
     the function returns it as a float.
 
     Gradients are added to `.grad` of both stages' parameters, as `loss.backward()` does it: a
-    parameter of rank 1 that the loss does not use keeps None, and so does one of rank 0 on which
-    nothing depends that crosses.
+    parameter of rank 1 that the loss does not use keeps None, and so does a
+    parameter of rank 0 that no crossing tensor depends on.
     """
     ### BEGIN SOLUTION
     if dist.get_rank() == 1:
@@ -676,10 +676,11 @@ print("language model, largest difference:", check_equal(expected, [torch.cat(ha
 # %% [markdown]
 # ### Where to cut
 #
-# The eight stations of the next network are very uneven. Stations 1 to 4 are convolutions to 64 channels, and station 1
-# reads an image of one channel. Stations 1 and 2 work on 28 x 28 pixels, stations 3 and 4 on 14 x 14. Stations 5 to 8
-# are linear layers with little work. A convolution does the same work at each pixel. **Predict** how many times as much
-# work station 2 has as station 3, and after which station to cut so that the fuller of two stages has the least work.
+# The eight stations of the next network are very uneven. Stations 1 to 4 are convolutions to 64 channels, and station
+# 1 reads an image of one channel. Stations 1 and 2 work on 28 x 28 pixels, stations 3 and 4 on 14 x 14. Stations 5 to
+# 8 are linear layers with little work. A convolution does the same work at each pixel. **Predict** how many times as
+# much work station 2 has as station 3, and after which station to cut so that the larger of the two stages' loads is
+# as small as possible.
 
 # %% tags=["prediction"]
 predicted = {"work of station 2, over station 3": 4, "best cut: after station": 2}
@@ -851,9 +852,9 @@ train(whole, whole_step, list(zip(token_batches, next_batches)))
 expected = whole[0].token.weight.detach()
 
 alone, exchanged = (launch(train_tied, 2, exchange) for exchange in (False, True))
-print("the table of one process, and")
-print("  two tables without an exchange: ", largest_difference(expected, alone))
-print("  two tables, gradients exchanged:", check_equal(expected, exchanged))
+print("largest difference from the table of one process")
+print("  without an exchange: ", largest_difference(expected, alone))
+print("  gradients exchanged:", check_equal(expected, exchanged))
 
 # %% [markdown]
 # Without the exchange the table is **silently untied**: there is no error, but each rank uses only one part of the

@@ -37,10 +37,10 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: no building waits for the whole batch
 #
-# Four buildings share a line: each has some of its stations. If a truck waited until a building had finished the whole
-# batch, the next buildings would stand empty. So the material travels in boxes. As soon as the first building has
-# finished box 0, a truck takes its half-finished parts to the second building, and the first one begins with box 1. As
-# soon as it begins with box 3, all four buildings work.
+# Four buildings share a line: each has some of its stations. If a truck waited until a building had finished the
+# whole batch, the next buildings would stand empty. So the material travels in boxes. As soon as the first building
+# has finished box 0, a truck takes its half-finished parts to the second building, and the first one begins with box
+# 1. Once it starts on box 3, all four are at work.
 #
 # At the end of the line the parts are inspected, and change notes go back the same way, box by box. To use a change
 # note, a building needs the half-finished parts of that box. It keeps them on a shelf until the note arrives.
@@ -109,7 +109,8 @@ def first_stage(stage, micro_batches, timed):
 
 
 # %% [markdown]
-# The last stage computes the loss. The loss of a micro-batch is a mean over only its own rows, so it counts for 1/m.
+# The last stage computes the loss. The loss of a micro-batch is a mean over only its own rows, so it is weighted by
+# 1/m.
 
 
 # %%
@@ -216,8 +217,8 @@ print(f"both ranks one by one: {step:g} units")
 print("mixed:", schedules.first_illegal_move([one_by_one, forward_first]))
 
 # %% [markdown]
-# Each list is possible alone, but in the second schedule the ranks wait for each other: rank 0 wants the gradients of
-# micro-batch 0 before it sends micro-batch 1, and rank 1 wants micro-batch 1 before it goes back.
+# Each list works on its own, but in the second schedule the ranks wait for each other: rank 0 wants the gradients of
+# micro-batch 0 before it sends micro-batch 1, and rank 1 wants micro-batch 1 before its first backward pass.
 
 # %% [markdown]
 # ### 5.2 GPipe (2 points)
@@ -770,7 +771,7 @@ check("5.6", exchange)
 #
 # * Add micro-batches. What becomes smaller, and under which schedule does memory grow?
 # * Compare both schedules while you raise the hop latency. 1F1B exchanges in every turn, so it waits more often.
-# * Make the last stage slower, as the head of a language model does. All other ranks wait for it, and more
+# * Make the last stage slower; in a language model the head does that. All other ranks wait for it, and more
 #   micro-batches help very little.
 
 # %%
@@ -879,8 +880,8 @@ print("parameters, largest difference:", check_equal(flat(model.parameters()), [
 #
 # * Neighbouring stages should be neighbouring GPUs, so that only one boundary crosses the slow link between the
 #   nodes.
-# * If the model is large, each rank builds only its own layers, as `stage_of` does, or the whole model without data, on
-#   the meta device.
+# * If the model is large, each rank builds only its own layers, as `stage_of` does, or builds the whole model on the
+#   meta device, without data, and fills in only its own layers.
 # * NCCL matches messages by their order: a rank has to receive in the order in which its neighbour sends.
 # * With data parallelism around the pipeline (chapter 7), gradients are averaged once in a step, after the last
 #   micro-batch. DDP and FSDP average in every backward pass unless you tell them not to (`no_sync`,

@@ -35,12 +35,12 @@ hardware.report()
 # which box comes next and has a place ready for it.
 #
 # A building handles a change note in two parts: first the part for which the previous building waits, and later, when
-# there is time, the part that only it needs.
+# there is time, the part that no other building waits for.
 #
 # | new in the factory | in PyTorch | what it is |
 # |---|---|---|
 # | stretch of the line | **virtual stage** | a piece of the model |
-# | which building has which stretches | `place` | which virtual stage chunk c of rank r is |
+# | which building has which stretches | `place` | the number of the virtual stage that is chunk c on rank r |
 # | first part of a change note | **B** | the gradient of the stage's inputs |
 # | second part | **W** | the gradient of its weights |
 #
@@ -144,7 +144,7 @@ both = [flat(p.grad for p in stage.module.parameters()) for stage in (whole, hal
 print("after W, gradients of the weights: largest difference", check_equal(both[0], [both[1]]))
 
 # %% [markdown]
-# This way has a limit: each weight must belong to one layer that is called once. A tied weight would lead W back
+# This approach has a limit: each weight must belong to one layer that is called once. A tied weight would lead W back
 # through the layers between its two uses.
 #
 # ## 3. Predict, then measure: smaller pieces, and work for the gaps
@@ -208,8 +208,8 @@ for name in ("1F1B", "ZB-H1", "ZB-H2"):
 # %% [markdown]
 # From the first op of any rank to the end of the last, ZB-H2 takes as long as ZB-H1. It wins only where each rank
 # begins its next step at once. Usually a step waits for all ranks: clipping by the gradients' norm, and the test for
-# NaN, need every rank. The paper updates first, validates afterwards, and takes the update back where it has to
-# (section 4).
+# NaN, need every rank. The paper updates first, validates afterwards, and rolls the update back if necessary (section
+# 4).
 #
 # ### A V: down the ranks and up again
 #
@@ -217,7 +217,7 @@ for name in ("1F1B", "ZB-H1", "ZB-H2"):
 # stages r and 2p - 1 - r, a **V**. Rank 0 has the first stage and the last one, so it reads the inputs *and* computes
 # the loss. At the turn a micro-batch stays on its rank.
 #
-# **ZB-V** has B and W apart on a V (Qi et al., section 6). **DualPipe-V** is half of DeepSeek's DualPipe
+# **ZB-V** splits B and W on a V (Qi et al., section 6). **DualPipe-V** is half of DeepSeek's DualPipe
 # ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 3.2.1), which feeds the line from both ends and keeps two
 # copies of the weights. In its middle part each F stands beside a B of the other chunk, so that one can compute while
 # the messages of the other travel.
@@ -258,16 +258,15 @@ plots.gantt(panels)
 plt.show()
 
 # %% [markdown]
-# *Boxes are half as long, as with any two chunks. Pale and dark boxes of a kind are its two chunks. Under ZB-V no rank
+# *Boxes are half as long, as with any two chunks. Of a kind, the second chunk has the other shade. Under ZB-V no rank
 # has a gap between its first box and its last.*
 #
 # No rank needs less than another: a rank is as early in one chunk as it is late in the other, so all have 2p half
 # passes in flight, what 1F1B's first rank has. ZB-V has no bubble only with 2p - 1 micro-batches or more, with three
 # equal times, and, like ZB-H2, where a rank begins its next step at once. DualPipe-V keeps one half pass more, 2p + 1
 # (table 2 of the report). Where a half F takes as long as a half B, $t_F = t_B \ge t_W$, and there are 2p
-# micro-batches, it is idle for $(p-1)(t_F+t_B-t_W)$: half of ZB-H1's time, since the passes are half as long. The
-# report's table, whose PP is our 2p, has $(PP/2-1)(F\&B+B-3W)$: B is a whole backward pass there, and a pair F&B is one
-# op that gives both results at its end.
+# micro-batches, it is idle for $(p-1)(t_F+t_B-t_W)$: ZB-H1's formula, in which the times are now those of *half*
+# passes.
 #
 # ## 4. By hand, then at work: an engine, seven schedules, a classifier
 #
@@ -483,10 +482,11 @@ class Work:
 
 
 # %% [markdown]
-# `Pipeline` puts them together. `modules` are this rank's pieces of the model, one for each chunk, `entering` a sample
-# of what enters each virtual stage of the whole pipeline, `loss_of` gives the mean loss of some rows, and `place` is
-# the placement: all that a V changes. `step` adds the gradients of a batch to those of the weights and returns its
-# loss, on the rank with the last stage. Every rank is given the whole batch. `during(op)` is a context around each op.
+# `Pipeline` puts them together. `modules` are this rank's pieces of the model, one for each chunk, `entering` a
+# sample of what enters each virtual stage of the whole pipeline, `loss_of` gives the mean loss of some rows, and
+# `place` is the placement: the only thing that a V changes. `step` adds the gradients of a batch to those of the
+# weights and returns its loss, on the rank with the last stage. Every rank is given the whole batch. `during(op)` is
+# a context around each op.
 
 
 # %%
@@ -603,10 +603,9 @@ for name in ("interleaved", "ZB-V"):
 # ### The same two, as PyTorch has them
 #
 # PyTorch has such schedules, too: `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`
-# and `ScheduleDualPipeV` take a list of `PipelineStage`s for each rank. (`make bench` compares the time of a step with
-# that of this engine.) The attribute `pipeline_order` has the rows: `7I0` is the gradient of the inputs of stage 7 for
-# micro-batch 0, `7W0` that of its weights, and `7B0` is both in one piece. Run the two that are a V, and read their
-# rows.
+# and `ScheduleDualPipeV` take a list of `PipelineStage`s for each rank. The attribute `pipeline_order` has the rows:
+# `7I0` is the gradient of the inputs of stage 7 for micro-batch 0, `7W0` that of its weights, and `7B0` is both in
+# one piece. Run the two that are a V, and read their rows.
 
 # %%
 import re
@@ -618,7 +617,9 @@ def torch_run(rank, schedule_class):
     device, parts = hardware.device(), cut(new_model(), 8)
     own = {number: parts[number] for number in (rank, 7 - rank)}  # a V
     stages = [pipelining.PipelineStage(part, number, 8, device) for number, part in own.items()]
-    for stage in stages:  # PyTorch 2.11 begins with messages to neighbours, at the turn to itself
+    for (
+        stage
+    ) in stages:  # for PyTorch 2.11, where a stage greets its neighbours, at the turn itself
         stage._get_init_p2p_neighbors_ops = list
     schedule = schedule_class(stages, 8, loss_fn=mse_loss)
     batch = {"target": targets.to(device)} if rank == 0 else {}
@@ -643,9 +644,9 @@ for name, schedule_class in TORCH.items():
     print("  rank 1, from its middle:", *rows[1][-15:-9])
 
 # %% [markdown]
-# Op by op, both orders are ours. What PyTorch writes differently changes no order: `None` is a slot in which a rank
-# waits. Under DualPipe-V, `(0F7;7B2)OVERLAP_F_B` is a pair, which its runtime runs one after the other unless you give
-# it a function that overlaps them. A `B` in one piece sends its result at its end; ours, B and then W, sends it
+# Op by op, both orders match ours. What PyTorch writes differently changes no order: `None` is a slot in which a rank
+# waits. Under DualPipe-V, `(6F5;1B1)OVERLAP_F_B` is a pair, which its runtime runs one after the other unless you
+# give it a function that overlaps them. A `B` in one piece sends its result at its end; ours, B and then W, sends it
 # earlier. And with fewer than 2p micro-batches `ScheduleDualPipeV` raises, where ours leaves out those that are not
 # there.
 #
@@ -1097,11 +1098,12 @@ check("5.4", interleaved)
 # %% [markdown]
 # ### 5.7 Cut a model for a V (2 points)
 #
-# Equal numbers of layers are not equal work. The first stage also has the **embedding**, a lookup that takes little time
-# (or an image encoder, which takes much), and the last one the **head**, the product with the vocabulary. In Llama 3 8B
-# the head has as many weights as 2.4 layers. The authors of Llama 3 405B gave the first and the last stage one layer
-# fewer each ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2). On a V both ends are on rank 0. Here are 32
-# layers on four ranks, with a head of 2.4 layers that is shared out evenly between rank 0's two stages:
+# Equal numbers of layers are not equal work. The first stage also has the **embedding**, a lookup that takes little
+# time (or an image encoder, which takes much), and the last one the **head**, the product with the vocabulary. In
+# Llama 3 8B the head has as many weights as 2.4 layers. The authors of Llama 3 405B gave the first and the last stage
+# one layer fewer each ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2). On a V both ends are on rank 0.
+# Here are 32 layers on four ranks. (The simulator gives both stages of a rank the same time, so it spreads the head's
+# 2.4 layers over rank 0's two.)
 
 # %%
 for layers_of_rank in ([8, 8, 8, 8], [6, 9, 9, 8]):
@@ -1109,7 +1111,9 @@ for layers_of_rank in ([8, 8, 8, 8], [6, 9, 9, 8]):
     run = schedules.simulate(
         schedules.zb_v(4, 8), forward, [2 * time for time in forward], place=schedules.v_shaped
     )
-    print(f"{layers_of_rank} layers: a step takes {run.step:.0f} forward passes of a layer")
+    print(
+        f"{layers_of_rank} layers: a step takes as long as {run.step:.0f} forward passes of one layer"
+    )
 
 
 # %% nbgrader={"grade_id": "5.7", "solution": true}
@@ -1198,7 +1202,8 @@ plt.show()
 # * Clipping and the check for NaN make all ranks wait, and ZB-H2's gain is lost. The norm of the gradients needs all
 #   stages: each sums its own squares, and one all-reduce over the pipeline follows.
 # * More micro-batches make the bubble smaller and each matrix product smaller too. On a GPU measure the time of a
-#   stage against the rows of a micro-batch first, and take the fewest rows at which it is still in proportion.
+#   stage against the rows of a micro-batch first, and take the smallest micro-batch whose time is still proportional
+#   to its rows.
 # * Recomputation makes activations cheap, so deep warm-ups cost little, and it makes every backward pass longer by a
 #   forward pass.
 # * With chunks, the last rank also sends to the first: on two nodes 2v - 1 boundaries cross the slow link, in place

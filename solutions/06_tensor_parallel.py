@@ -43,7 +43,7 @@ hardware.report()
 # grown so large that no building can hold it, or its work takes so long that the whole line waits.
 #
 # So several buildings share the station. Each holds a part of every sheet of the station's blueprint. All of the
-# material goes to every building, and each makes a partial result, as large as the whole one. A round of trucks adds
+# material goes to every building, and each produces a partial result as large as the full one. A round of trucks adds
 # the partial results up, and every building gets the sum.
 #
 # Every station needs such rounds, so buildings that share a station should be close together.
@@ -67,7 +67,7 @@ plt.show()
 # ## 2. The smallest real run: half an MLP on each of two ranks
 #
 # An **MLP** is two matrices with a function between them: `gelu(x @ A) @ B`. Rank 0 takes the left half of A's
-# columns and the upper half of B's rows, rank 1 takes the others. One all-reduce gives both ranks the result.
+# columns and the upper half of B's rows, rank 1 takes the other halves. One all-reduce gives both ranks the result.
 
 
 # %%
@@ -103,17 +103,18 @@ plt.show()
 
 # %% [markdown]
 # *Colours and numbers say which rank has a piece. Above, every rank reads all of X. Below, each reads its columns of
-# X and makes a term of Y's full size; no rank has the sum.*
+# X and produces one term, as large as Y; no rank has the sum.*
 #
 # `nn.Linear` stores the transpose of $A$, with the shape (out, in). A column cut of $A$ cuts dimension 0 of `weight`,
-# and the bias with it. A row cut cuts dimension 1, and the bias stays whole.
+# and the bias with it. A row cut cuts dimension 1, and the bias stays whole. From here on, the rows and columns of a
+# *weight* are those that PyTorch stores, the other way round.
 #
 # Between the two matrices of an MLP stands the GELU. It is not linear, so partial results must be added up before it.
 # It acts on each number alone, so columns may stay where they are.
 #
 # **Predict.** Section 2 took one collective. How many does forward take if A is cut in rows and B in columns, and the
 # result has to be whole on every rank? And back to section 2: if four ranks share the MLP instead of two, so that
-# each has half of the work, by what factor do the bytes that a rank hands to collectives change?
+# each has half of the work, by what factor does the number of bytes that a rank hands to collectives change?
 
 # %% tags=["prediction"]
 predicted = {"collectives, row then column": 2, "bytes a rank hands over, 4 ranks against 2": 1.0}
@@ -180,7 +181,6 @@ compare(
 #
 # In an all-reduce of $S$ bytes, a ring sends $2(n-1)/n \cdot S$ from each rank (chapter 3). An all-reduce has two
 # halves: a reduce-scatter sends $(n-1)/n \cdot S$, and an all-gather whose *result* has $S$ bytes sends as much.
-# Section 4 uses the halves alone.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: a block, then a whole model
@@ -188,8 +188,8 @@ compare(
 # ### Backward through a column cut
 #
 # Autograd works within one process. With a column cut, every rank has used all of $x$, so the gradient of $x$ is a
-# sum over the ranks, and each finds its own term only. At this boundary forward has nothing to do, and backward has
-# to add up:
+# sum over the ranks, and each rank computes only its own term. At this boundary forward has nothing to do, and
+# backward has to add up:
 
 
 # %%
@@ -217,11 +217,10 @@ class SumBackward(torch.autograd.Function):
 # `full` is the whole layer, with the same values on every rank: build your part from it and do not keep it. The
 # process group is ready, so `dist.get_rank()` and `dist.get_world_size()` work. Remember two things:
 #
-# * A slice is a **view**: it lies in the memory of the whole matrix and keeps all of it alive. It may also lack what
-#   collectives want: to be **contiguous**, with its numbers next to each other in memory. The shard needs memory of
-#   its own.
-# * The input may also go past your layer, as in a residual connection. Do not change the gradient that comes back
-#   that way.
+# * A slice is a **view**: it lies in the memory of the whole matrix and keeps all of it alive. It may also not be
+#   **contiguous** (its numbers next to each other in memory), as collectives require. The shard needs memory of its
+#   own.
+# * The input may also bypass your layer, as in a residual connection. Leave the gradient on that path unchanged.
 
 
 # %% nbgrader={"grade_id": "6.1", "solution": true}
@@ -292,7 +291,7 @@ class SumForward(torch.autograd.Function):
 # Now the other cut. Each rank has a block of the *input* features, as a column cut leaves them, and the weights for
 # them. It computes a partial sum of every output feature; the sum over the ranks is the output. The bias belongs to
 # the output: every rank holds all of it, it is added once, and its gradient is that of the whole layer on every rank.
-# Otherwise its copies drift apart.
+# If it were not, the ranks' copies of the bias would drift apart.
 
 
 # %% nbgrader={"grade_id": "6.2", "solution": true}
@@ -337,8 +336,8 @@ check("6.2", RowParallelLinear)
 # ### Cut the weights
 #
 # The lesson itself cuts modules in place, with hooks, as PyTorch does. `part_of` says what a rank holds of a
-# parameter. Attention's matrix `qkv` has the rows of all queries, then all keys, then all values; each third is cut
-# by itself.
+# parameter. An MLP has the layers `up` and `down`, an attention `qkv` and `out`. Attention's matrix `qkv` has the
+# rows of all queries, then all keys, then all values; each third is cut by itself.
 
 
 # %%
@@ -363,8 +362,8 @@ def part_of(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
 
 
 # %% [markdown]
-# `cut_half` cuts an MLP or an attention, the halves of a block (below), and puts $f$ and $g$ around it. The last
-# layer leaves its bias out; the hook adds it once, after the sum.
+# `cut_half` cuts an MLP or an attention, and puts $f$ and $g$ around it. The last layer leaves its bias out; the hook
+# adds it once, after the sum.
 
 
 # %%
@@ -432,8 +431,8 @@ plt.show()
 # *Four heads of queries share two of keys and values. Cut in two at the dashed line, the stored matrix would give
 # rank 0 all queries and no keys.*
 #
-# The number of ranks has to divide the number of heads of keys. GPT-2's 12 heads on 8 GPUs raise
-# *shape ... is invalid for input of size ...* ([an issue](https://github.com/karpathy/build-nanogpt/issues/17)).
+# The number of ranks has to divide the number of heads of keys. GPT-2 has 12 heads; on 8 GPUs it fails with *shape
+# ... is invalid for input of size ...* ([an issue](https://github.com/karpathy/build-nanogpt/issues/17)).
 
 
 # %%
@@ -451,9 +450,9 @@ show_difference("attention", lambda: Attention(32, heads=4), cut_attention)
 # `full.head_width` wide. The rows of `full.qkv` are the queries of all heads, then the keys, then the values. Head h
 # of the queries goes with head h // (heads // kv_heads) of the keys and values.
 #
-# Here the queries' section of `qkv` is the largest, and each head of queries has to meet its keys.
-# `scaled_dot_product_attention(..., enable_gqa=True)` takes fewer heads of keys than of queries. You may use your own
-# answers to 6.1 and 6.2.
+# Here the queries' section of `qkv` is the largest, and each head of queries must be on the same rank as its keys.
+# `GroupedAttention` is causal, and `scaled_dot_product_attention(..., is_causal=True, enable_gqa=True)` takes fewer
+# heads of keys than of queries. You may use your own answers to 6.1 and 6.2.
 
 
 # %% nbgrader={"grade_id": "6.3", "solution": true}
@@ -572,8 +571,8 @@ def mesh():
 
 # %% [markdown]
 # With separate matrices `wq`, `wk` and `wv`, as in Llama and in your script, nothing more is needed. Our `qkv` holds
-# all three, and `ColwiseParallel` would cut it as at the dashed line of the picture. So its rows are reordered first.
-# The attention also has to know that it has fewer heads now.
+# all three, and `ColwiseParallel` would cut straight through it: of two ranks, rank 0 would get all queries and half
+# of the keys. So its rows are reordered first. The attention also has to know that it has fewer heads now.
 
 
 # %%
@@ -617,8 +616,8 @@ SEQUENCE_PLAN = PLAN | {
 
 
 # %% [markdown]
-# **Predict** for one block, forward and backward together: how many collectives does the second plan call, in place of
-# four? And on a ring, how many times the bytes of the first plan does it send?
+# **Predict** for one block, forward and backward together: the first plan calls four collectives; how many does the
+# second call? And by what factor do the bytes on a ring change?
 
 # %% tags=["prediction"]
 predicted = {
@@ -637,8 +636,9 @@ def traffic(rank, plan, tokens):
     return len(calls), ring_bytes(calls)
 
 
-calls, on_ring = launch(traffic, 4, PLAN, 8)[0]
-calls_with_sequence, on_ring_with_sequence = launch(traffic, 4, SEQUENCE_PLAN, 8 // 4)[0]
+calls, on_ring = launch(traffic, 4, PLAN, 8)[0]  # tokens of a sequence
+
+calls_with_sequence, on_ring_with_sequence = launch(traffic, 4, SEQUENCE_PLAN, 2)[0]
 
 # %%
 compare(
@@ -725,8 +725,8 @@ compare(
 # ranks. It cancels out, so it needs no gradient.
 #
 # Two things are new. The ranks' parts of the vocabulary follow each other, but one may have more words than another,
-# and a rank knows only how many it has. And as in PyTorch, a target may be **`ignore_index`**: such a token counts
-# neither in the sum nor in the number that divides it.
+# and a rank knows only the size of its own part. And as in PyTorch, a target may be **`ignore_index`**: such a token
+# counts neither in the sum nor in the number of tokens that the sum is divided by.
 
 
 # %% nbgrader={"grade_id": "6.4", "solution": true}
@@ -767,7 +767,9 @@ check("6.4", vocabulary_parallel_cross_entropy)
 # ### A language model, trained
 #
 # Now train a whole model with sequence parallelism, on the story that comes with the course. Its vocabulary is 72
-# characters. (If the ranks do not divide a vocabulary, it is padded with words that never occur.)
+# characters. Embeddings are cut by words with `RowwiseParallel(input_layouts=Replicate())`; that of the positions
+# has no batch dimension. Without `loss_parallel`, the output's style would be
+# `ColwiseParallel(output_layouts=Replicate())`.
 
 # %%
 MODEL_PLAN = {f"blocks.*.{name}": style for name, style in SEQUENCE_PLAN.items()} | {
@@ -801,6 +803,7 @@ def train(rank, cut):
     torch.manual_seed(0)
     model = LanguageModel(len(text.vocabulary()), width=32, heads=4, layers=2, context=32)
     model = cut(model.to(hardware.device()))
+    # foreach=True, the default on GPUs, does not take DTensors and plain tensors in one model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     for step in range(3):
         inputs, targets = (part.to(hardware.device()) for part in text.windows(32, 8, seed=step))
@@ -822,15 +825,15 @@ for n in (2, 4):
 
 # %% [markdown]
 # That is the contract of the course with a new condition: the ranks' parts *together* are the parameters of the
-# single process. All ranks read the same batch, and none had all logits.
+# single process.
 
 # %% [markdown]
 # ## 5. Break it: three cuts that run and are wrong
 #
 # ### Without f
 #
-# Two MLPs stand one behind the other, and somebody has forgotten that $f$ adds up in backward. **Predict:** how many
-# of the four weight matrices still get the right gradient?
+# Two MLPs follow one another, and somebody has forgotten that $f$ adds up in backward. **Predict:** how many of the
+# four weight matrices still get the right gradient?
 
 # %% tags=["prediction"]
 predicted = {"right gradients of 4": 2}
@@ -950,20 +953,20 @@ explore.Explorer(
 
 # %% [markdown]
 # *With one adapter a machine, 16 ranks are slower than 8. With one adapter a GPU, they are faster. In a narrower
-# block, communication outweighs computing earlier.*
+# block, communication overtakes computation at fewer ranks.*
 #
-# Without the scores of attention, the two times have a simple quotient. For a GPU of $F$ operations a second, links of $B$
-# bytes a second and numbers of 2 bytes, messages take $\frac{2}{9}\,(n - 1)\,F / (W B)$ of the computing. The tokens cancel
-# out: a larger batch does not help, a wider model does.
+# Without the scores of attention, the ratio of the two times is simple. For a GPU of $F$ operations a second, links
+# of $B$ bytes a second and numbers of 2 bytes, communication takes $\frac{2}{9}\,(n - 1)\,F / (W B)$ times as long as
+# computation. The tokens cancel out: a larger batch does not help, a wider model does.
 
 # %%
 for W in (2_048, 4_096, 8_192, 16_384):  # at 400 TFLOP/s, with links of 450 GB/s
     shares = [f"{n} ranks {2 / 9 * (n - 1) * 400e12 / (W * 450e9):.0%}" for n in (2, 4, 8)]
-    print(f"width {W:6}: messages take, of the computing, on", ", ".join(shares))
+    print(f"width {W:6}: communication per computation on", ", ".join(shares))
 
 # %% [markdown]
-# To keep them below a fifth, which overlapping can hide, take at most $1 + 0.9\,W B / F$ ranks. Between machines, with a
-# ninth of the link, even two ranks need a width of nearly 9,000.
+# To keep communication below a fifth of computation, which overlapping can hide, take at most $1 + 0.9\,W B / F$
+# ranks. Between machines, with a ninth of the link, even two ranks need a width of nearly 9,000.
 #
 # The model leaves out the latency of each hop, and matrix products that get too small to fill a GPU. In measurements
 # on 64 GPUs, each with an adapter, 8 ranks were best, the size of a machine (Narayanan et al. 2021, section 5.4.1,
@@ -976,9 +979,7 @@ for W in (2_048, 4_096, 8_192, 16_384):  # at 400 TFLOP/s, with links of 450 GB/
 #   into pieces that overlap with the products (in PyTorch: asynchronous tensor parallelism, through *symmetric memory*,
 #   which other GPUs read directly).
 # * Between machines there is data parallelism or a pipeline, in a second dimension of the mesh:
-#   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("data", "tensor"))`. Chapter 7 combines them.
-# * All ranks of a group read the same batch.
-# * `torch.distributed.checkpoint` saves DTensors from all ranks, and loads them on another number of ranks.
+#   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("data", "tensor"))`.
 
 # %% [markdown]
 # ### 6.7 Your own script, with cut layers
@@ -988,11 +989,11 @@ for W in (2_048, 4_096, 8_192, 16_384):  # at 400 TFLOP/s, with links of 450 GB/
 # gives you the course's, as after chapter 3.
 #
 # * With `--tensor 2`, 4 ranks are two groups of two. A group is one copy of the model: its two ranks train on the
-#   same windows, and the groups share the batch out.
+#   same windows, and the groups split the batch.
 # * `parallelize_module` cuts the embeddings, wq, wk, wv and wo, w1, w2 and w3, and the output. The two heads of keys
 #   and values allow two tensor ranks, not four.
 # * `DistributedDataParallel` does not take a model that is cut. Average the gradients yourself, as in 3.1.
-# * The final parameters and the log are those of one rank, and `model.pt` holds whole tensors.
+# * The final parameters and the log equal those of a run on one rank, and `model.pt` holds whole tensors.
 #
 # Section 4 shows a plan that also cuts the sequence, as most people run it. You may do so here.
 

@@ -57,7 +57,7 @@ plt.show()
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | the line of a building | coordinate in **data** | which rows of the batch a rank sees |
+# | which of the lines a building belongs to | coordinate in **data** | which rows of the batch a rank sees |
 # | its stations along the line | coordinate in **pipeline** | which layers a rank holds |
 # | its share of each station | coordinate in **tensor** | which part of each layer a rank holds |
 # | buildings that exchange for one reason | process group | the ranks that differ in one coordinate only |
@@ -119,7 +119,8 @@ print("largest difference from one process:", check_equal(whole.cpu(), copies))
 # Ranks that differ only in the last coordinate are neighbours, so the last dimension should be the one that needs the
 # fastest links. You will see why that is tensor.
 #
-# A group of a dimension is a line of the grid: its coordinate varies, and the others stay the same.
+# A group of a dimension is a row of the grid along that dimension: its coordinate varies, and the others stay the
+# same.
 
 # %%
 figure = ch07.grid(2, 2, 2, chosen=5)
@@ -266,7 +267,8 @@ print(f"ranks that have the same groups as by hand: {agreeing} of 8")
 # sends $2(n-1)/n$ times what a rank hands over.
 #
 # **Predict:** a tensor group of 2 ranks becomes one of 4, with as many copies and stages as before, so that every
-# rank computes half as much. By what factor do the bytes that a rank sends in tensor and in data change?
+# rank computes half as much. By what factor do the bytes that a rank sends to its tensor group and to its data group
+# change?
 
 # %% tags=["prediction"]
 predicted = {"tensor": 1.5, "data": 0.5}
@@ -302,8 +304,9 @@ compare(
 )
 
 # %% [markdown]
-# Parameters are cut, so data sends half. Activations are not: every rank of the group takes part in the same sums, and
-# a longer ring sends more. Finer cuts make tensor parallelism more expensive while there is less to compute.
+# Parameters are cut, so the data group gets half as much. Activations are not: every rank of the group takes part in
+# the same sums, and a longer ring sends more. Finer cuts make tensor parallelism more expensive while there is less
+# to compute.
 #
 # The sizes are those of a model of 145.6 billion parameters that Narayanan et al.
 # ([2021](https://arxiv.org/abs/2104.04473), table 1) trained on 1,536 GPUs, with $d = 24$ and $p = t = 8$. (Their
@@ -779,7 +782,7 @@ print("the sum on each rank:", launch(sum_after_that_setup, 4))
 # %% [markdown]
 # The function drops the handles, so no rank can use the groups. All that is left is `all_reduce` without a group, and
 # the digits of the sum show that all four ranks took part. Rank 0 shares its part of the model with rank 2 only, so
-# 101 would be right. With gradients, each half of a matrix would be changed by those of both.
+# 101 would be right. With gradients, each half of a matrix would be updated with the gradients of both halves.
 #
 # ### The wrong mesh dimension for the gradients
 #
@@ -796,7 +799,10 @@ def report(rows_by, sum_over):
     print(f"rows by {rows_by}, gradients over {sum_over}:")
     print("    rank 0's share of the loss:", *(f"{loss:.3f}" for loss in results[0][0]))
     print("    difference from one process:", largest_difference(expected, [found]))
-    print("    between the copies, of a matrix:", largest_difference(matrix[0], [matrix[2]]))
+    print(
+        "    largest difference of a matrix between the two copies:",
+        largest_difference(matrix[0], [matrix[2]]),
+    )
     print("    in a tensor group, of a norm:", largest_difference(norm[0], [norm[1]]))
 
 
@@ -817,11 +823,11 @@ report(rows_by="data", sum_over="tensor")
 report(rows_by="all ranks", sum_over="data")
 
 # %% [markdown]
-# The ranks of a tensor group add up halves of results for different rows, so the training is wrong again. This time
-# the copies agree, and the norms in a tensor group, which should be identical, drift apart. The sampler needs the
-# size and the coordinate of the *data* dimension: `DistributedSampler(rows, num_replicas=mesh["data"].size(),
-# rank=mesh["data"].get_local_rank())`. A pipeline has the same trap: its last stage needs the targets of the rows
-# that its first stage reads.
+# Each rank sees a quarter of the rows now, so rank 0's share is half as large. The ranks of a tensor group add up
+# halves of results for different rows, so the training is wrong again. This time the copies agree, and the norms in a
+# tensor group, which should be identical, drift apart. The sampler needs the size and the coordinate of the *data*
+# dimension: `DistributedSampler(rows, num_replicas=mesh["data"].size(), rank=mesh["data"].get_local_rank())`. A
+# pipeline has the same trap: its last stage needs the targets of the rows that its first stage reads.
 #
 # ### Global rank or group rank
 #
@@ -861,13 +867,16 @@ compare(
 by_group_rank = launch(tell_the_copy, 4, {"group_src": 1})
 print("what each rank holds afterwards, or the error that it gets:")
 for rank in range(4):
-    print(f"rank {rank}: with src=1 {by_global_rank[rank]}, with group_src=1 {by_group_rank[rank]}")
+    print(
+        f"rank {rank}: src=1 gives {by_global_rank[rank]}, group_src=1 gives {by_group_rank[rank]}"
+    )
 
 # %% [markdown]
 # `src` is a *global* rank, even with `group=`. The first data group does not contain global rank 1, so you get an
-# error, which is the lucky case. In the second group, global rank 1 is the *first* member. It has no checkpoint, and it
-# overwrites the rank that has one. `group_src` counts inside the group. `send` and `recv` have the same trap: a
-# pipeline that uses stage numbers as global ranks runs with one copy, and hangs as soon as there is a second.
+# error, which is the lucky case. In the second group, global rank 1 is the *first* member. It has no checkpoint, and
+# it overwrites the rank that has one. `group_src` counts inside the group. `send` and `recv` have the same trap: a
+# pipeline that passes stage numbers as global ranks is right only on a 1 x p x 1 grid. On a larger one it raises an
+# error (with `group=`), or hangs (without).
 
 # %% [markdown]
 # ## 6. Exercises: place the ranks, then train on them

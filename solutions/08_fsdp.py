@@ -119,7 +119,7 @@ def new_model() -> LanguageModel:
 
 
 def batches(steps=range(STEPS), rank=0, ranks=1):
-    """This rank's windows of each batch; 12 of them divide by 1, 2, 3 and 4 ranks."""
+    """This rank's windows of each batch; 12 of them is a multiple of 1, 2, 3 and 4 ranks."""
     for step in steps:
         inputs, targets = (part[rank::ranks] for part in text.windows(CONTEXT, WINDOWS, seed=step))
         yield inputs.to(hardware.device()), targets.flatten().to(hardware.device())
@@ -156,7 +156,7 @@ print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in l
 #   the same ones. They can be sharded.
 # * **Activations** are what forward keeps for backward (chapter 4). Every rank has its own, so there is nothing to
 #   shard.
-# * **Temporary buffers** exist for a moment, such as a gathered unit.
+# * **Temporary buffers**, such as a gathered unit, exist only for a moment.
 #
 # Adam keeps two averages for each parameter. In **mixed precision** parameters and gradients have 16 bits, too few for
 # small updates. So the optimizer keeps float32 numbers: a **master copy** of the parameter, and the two averages.
@@ -187,6 +187,10 @@ compare(
         "The optimizer state is missing: with Adam two numbers a parameter.": {
             "float32, bytes a parameter": 8
         },
+        "One of the four numbers is missing: parameter, gradient, two averages.": {
+            "float32, bytes a parameter": 12
+        },
+        "The float32 master copy is missing.": {"mixed precision, GB": 90},
         "Half of float32's. The master copy takes up what 16 bits save.": {
             "mixed precision, GB": 60
         },
@@ -341,7 +345,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     `params` are parameters or parameter groups, the same on every rank; `optimizer_cls` is any
     optimizer whose update of a parameter needs no other one. Every parameter has one owner, even if
-    it is frozen; a tied one comes once, as `model.parameters()` gives it. No rank owns more
+    it is frozen; a tied parameter appears once, as `model.parameters()` gives it. No rank owns more
     elements than an equal share plus those of one parameter.
 
     `param_groups` has all parameters with all options. `state` has those of this rank only, so that
@@ -578,7 +582,7 @@ for name, (sent, _) in readings.items():
 
 # %% [markdown]
 # *With the root alone, all parameters are whole from the first layer on, gradients pile up until the end, and the
-# shards lie beside them.* At that peak, only the optimizer state is smaller than in data parallelism.
+# shards lie beside them.* At that peak, the optimizer state is all that is smaller than in data parallelism.
 #
 # The dashed curve is a compromise: `reshard_after_forward=False` keeps the parameters until backward and saves the
 # second gather. (Per block sends 1.45 and not 1.5, because the root unit is gathered once.) The curves leave out
@@ -594,7 +598,8 @@ ch08.prefetching()
 plt.show()
 
 # %% [markdown]
-# *Simulated; a message takes 0.8 of a block's forward. From top to bottom rank 0 waits (hatched) less.*
+# *Simulated; a message takes 0.8 times as long as a block's forward pass. From row to row, rank 0 waits (hatched)
+# less.*
 #
 # A gather is hidden if the computation beside it takes longer. A block of $12W^2$ parameters has $24W^2$ bytes in 16
 # bits, and takes $24tW^2$ operations for $t$ tokens. The width $W$ drops out, so only the number of a rank's tokens
@@ -767,13 +772,19 @@ print("the same without the optimizer state:", largest_difference(undisturbed, v
 #
 # * `fully_shard` on each block and on the model, over the data ranks, replaces the averaging of gradients.
 # * Parameters get memory only as shards: build the model under `torch.device("meta")`, and give each shard its first
-#   values after the sharding. They must be the same on any number of ranks.
-# * With the new option `--bfloat16` the script computes in bfloat16; parameters and optimizer state stay float32.
+#   values after the sharding. They must be the same on any number of ranks: draw one parameter at a time, whole and
+#   from a seed of its own, and cut it with `distribute_tensor(whole, part.device_mesh, part.placements,
+#   src_data_rank=None)`.
+# * With the new option `--bfloat16` the script computes in bfloat16; parameters, optimizer state, the sums of
+#   gradients and the loss stay float32: a bfloat16 number has fewer than three digits.
 # * At the end all ranks write a checkpoint with `torch.distributed.checkpoint`: the state dict of the model under
-#   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays. (For others one writes safetensors:
-#   `08_fsdp_further`, section 4.)
+#   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays. (To share a model, save it as
+#   safetensors: `08_fsdp_further`, section 4.)
 # * Now every forward pass gathers, so all ranks must make the same number of them, with held-out windows too. In the
 #   held-out loss each window counts once.
+#
+# Two warnings of PyTorch's are harmless here: the logits are a view, which nobody changes in place, and all-gathers in
+# two dimensions follow each other, of which one has size 1.
 
 # %%
 from course_exercises import mine
@@ -884,8 +895,8 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# Under torchrun this is a silent hang. So is an early `break` on one rank, a layer that only some ranks use, or a full
-# state dict under `if rank == 0`. The repair: all ranks compute, one prints.
+# Under torchrun this is a silent hang. So are an early `break` on one rank, a layer that only some ranks use, or a
+# full state dict under `if rank == 0`. The repair: all ranks compute, one prints.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -924,7 +935,7 @@ explore.Explorer(
 #
 # ```
 # torchrun --nproc-per-node 8 mine/train.py --bfloat16 \
-#     --text data/text/the_long_shed.txt --out runs/sharded
+#     --text ../data/text/the_long_shed.txt --out runs/sharded
 # ```
 #
 # * **The mesh** has a second dimension where links inside a machine are faster (`08_fsdp_further`).

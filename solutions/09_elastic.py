@@ -166,7 +166,7 @@ compare(
 
 # %% [markdown]
 # A server that fails less than twice a year makes a job that fails every three hours. If each of $n$ nodes fails once
-# in $m$ on average, the **mean time between failures** (MTBF) of the job is $M = m/n$.
+# in a time $m$ on average, the **mean time between failures** (MTBF) of the job is $M = m/n$.
 #
 # ### How often to save
 #
@@ -585,7 +585,7 @@ def train_step(state, images, labels, rank=0, ranks=1):
 
 
 # %% [markdown]
-# Train two epochs in one process, and then on 2, 3 and 5 ranks. The 48 samples of a step do not divide by 5.
+# Train two epochs in one process, and then on 2, 3 and 5 ranks. The 48 samples of a step are no multiple of 5.
 
 # %%
 import cloudpickle
@@ -1177,7 +1177,7 @@ explore.Explorer(
 # ```
 # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 5 \
 #     --rdzv-backend c10d --rdzv-endpoint node0.cluster:29400 --rdzv-id night \
-#     mine/train.py --text data/text/the_long_shed.txt --out /shared/runs/night
+#     mine/train.py --text ../data/text/the_long_shed.txt --out /shared/runs/night
 # ```
 #
 # * **Somebody has to start agents** when a machine is replaced. SLURM (`--requeue`) and Kubernetes do. The course's

@@ -247,13 +247,13 @@ compare(
 #
 # $$L_b = E \sum_{e} f_e \, p_e$$
 #
-# Here $f_e$ is the share of the pieces that chose expert $e$, and $p_e$ is its mean probability over all tokens. If both
-# are even, the loss is 1. With k = 1 and all tokens sure of the same expert it is E. The shares have no gradient, but
-# the probabilities do: the loss lowers those of experts with a high load.
+# Here $f_e$ is the share of the pieces that chose expert $e$, and $p_e$ is its mean probability over all tokens. If
+# both are even, the loss is 1. With k = 1 and all tokens sure of the same expert it is E. The shares have no
+# gradient, but the probabilities do: the loss lowers the probabilities of overloaded experts.
 #
-# Both are those of the *whole* batch. If each rank balanced its own few sequences, every expert would have to serve
-# every kind of text, and none could specialise ([Qiu et al. 2025](https://arxiv.org/abs/2501.11873)). So the function
-# takes the choices of all ranks and returns what this rank's tokens contribute.
+# Both are computed over the *whole* batch. If each rank balanced its own few sequences, every expert would have to
+# serve every kind of text, and none could specialise ([Qiu et al. 2025](https://arxiv.org/abs/2501.11873)). So the
+# function takes the choices of all ranks and returns what this rank's tokens contribute.
 
 
 # %%
@@ -398,14 +398,14 @@ def train(model, rank=0, ranks=1, finish=lambda model: None, steps=STEPS):
 alone = train(new_model())
 
 # %% [markdown]
-# One warning before you compare. Sums in another order differ in their last digits. If a token's second and third choice
-# have almost the same logit, such a digit can change the route, and a tiny difference becomes a large one. A comparison
-# needs a **margin** between the two, or float64.
+# One warning before you compare. Sums taken in a different order differ in their last digits. If a token's second and
+# third choice have almost the same logit, such a digit can change the route, and a tiny difference becomes a large
+# one. A comparison needs a **margin** between the two, or float64.
 #
 # ### Dispatch and combine
 #
-# Autograd has to know the all-to-all. A row that went from rank a to rank b has a gradient on b that belongs to a. So
-# backward is the same exchange with the two lists of splits swapped.
+# Autograd has to know how to differentiate the all-to-all. A row that went from rank a to rank b has a gradient on b
+# that belongs to a. So backward is the same exchange with the two lists of splits swapped.
 
 
 # %%
@@ -629,11 +629,11 @@ print("all gradients added up over all ranks: largest difference", found)
 # ### With PyTorch
 #
 # PyTorch has the parts of such a layer, but not the layer. `all_to_all_single_autograd` is the exchange with its
-# backward; it takes the receiving splits first. (A functional *sum* has a backward, too, which is not always the right
-# one: 06 further, section 5.) `fully_shard` (chapter 8) cuts the experts over their copies and everything else over all
-# ranks. A list of modules becomes one unit, so all experts of a rank take one all-gather.
-# By default `fully_shard` *averages* gradients over the ranks that it cuts over: two for the experts, four for the rest.
-# Our shares add up, so both divide by 1.
+# backward; it takes the receiving splits first. (A functional *sum* has a backward, too, which is not always the
+# right one: 06 further, section 5.) `fully_shard` (chapter 8) cuts the experts over their copies and everything else
+# over all ranks. A list of modules becomes one unit, so all experts of a rank take one all-gather. By default
+# `fully_shard` *averages* gradients over the ranks that it cuts over: two for the experts, four for the rest. Our
+# losses are shares that add up, so both divide by 1.
 
 # %%
 from torch.distributed._functional_collectives import all_to_all_single_autograd

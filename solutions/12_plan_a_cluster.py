@@ -126,7 +126,7 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 # Now write the arithmetic yourself, for any pipeline stage and any `layout.zero`. In this chapter's exercises a
 # transformer is plain: an MLP of 4 W with two matrices, as many KV heads as heads, equally many layers in all stages,
 # no biases or norms. The records `Model`, `Layout` and `Hardware` describe a run; `help(Layout)` shows their fields.
-# The functions of `course_planner` are what you write yourself here, so your answers must not call them.
+# You rewrite functions of `course_planner`, so do not call them.
 #
 # A table is a matrix of V x W. The embedding is a table on the first stage, the output layer one on the last. A tied
 # output layer on the same stage is the embedding itself; on another stage it is a copy.
@@ -367,9 +367,8 @@ compare(
 
 # %% [markdown]
 # A layer has two all-gathers and two reduce-scatters in each pass, of $s\,b\,W$ numbers, and the embedding has one of
-# each. So this rank sends seven times as much to the other tensor ranks as to the other data ranks, and 350 times as
-# much as to the next stage: the tensor ranks need the fastest links. `estimate.traffic` has these formulas, and its
-# calls have the bytes that the trace saw.
+# each. So this rank sends seven times as much to tensor ranks as to data ranks, and 350 times as much as to the next
+# stage: tensor ranks need the fastest links.
 
 # %%
 closed = estimate.traffic(gpt, split, 2048, stage=0)
@@ -448,9 +447,10 @@ compare(
 )
 
 # %% [markdown]
-# There are sixteen passes and nine gathers. A stage keeps the parameters after a backward pass until its next
-# forward pass has ended, and under 1F1B most forward passes follow a backward pass. The formula of ZeRO's paper, which
-# has no pipeline, gives 16; `estimate.traffic` counts 9.
+# There are sixteen passes and nine gathers. A stage keeps the parameters after a backward pass until its next forward
+# pass has ended, and under 1F1B most forward passes follow a backward pass. In the first stage four warm-up forward
+# passes and five backward passes gather. The formula of ZeRO's paper, which has no pipeline, gives 16;
+# `estimate.traffic` counts 9.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: real ranks, seconds, and the search
@@ -642,7 +642,7 @@ check("12.3", step_time_of)
 #   context, and 16,384 H100 with 131,072 tokens and 16 context ranks.
 # * torchtitan's Llama 3 8B on 8 H100: FSDP alone, two sequences a rank.
 #
-# Guess before you run the cell: for which of the four is the published choice among the ten quickest?
+# Guess first: for which of the four is the published choice among the ten quickest?
 
 # %%
 llama = published.rows("Llama 3")[0].layout
@@ -657,17 +657,17 @@ chosen = {
 plans = {}
 print("quicker than the published choice:")
 for name, (model, layout, seq, gpus, constants) in chosen.items():
-    own = estimate.step_time(model, layout, seq, gpus, constants).seconds
+    published_seconds = estimate.step_time(model, layout, seq, gpus, constants).seconds
     question = (model, layout.gpus, layout.sequences(), seq, gpus, constants)
     plans[name], refused = estimate.search(*question, keep=10**6)
-    faster = sum(plan.time.seconds < 0.999 * own for plan in plans[name])
-    more = own / plans[name][0].time.seconds - 1
+    faster = sum(plan.time.seconds < 0.999 * published_seconds for plan in plans[name])
+    more = published_seconds / plans[name][0].time.seconds - 1
     print(f"{name}: {faster} of {len(plans[name])} plans, the best by {max(more, 0):.0%}")
 
 # %% [markdown]
-# Of some 8,000 plans for 405B at 8k, four are quicker than the published one. With long context there are two. None is
-# quicker by more than the error of the estimate. For 8B, the quickest plans keep every second matrix product, which
-# torchtitan computes again.
+# Of some 8,000 plans for 405B at 8k, four are quicker than the published one. With long context there are two. None
+# is quicker by more than the error of the estimate. For 8B and the trillion, more than ten are. For 8B, the quickest
+# plans keep all matrix products; torchtitan recomputes every second one.
 #
 # For the trillion, a third of the plans are quicker. They use what was published after 2021: selective recomputation
 # with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap has one reason: they
@@ -734,7 +734,7 @@ check("12.4", search)
 #
 # ### It fits on paper
 #
-# The formula of section 3 says that a layer keeps $34\,s\,b\,W/t$ bytes. The trace has seen what this program keeps.
+# The formula of section 3 says that a layer keeps $34\,s\,b\,W/t$ bytes, and 32 without biases.
 
 # %%
 on_paper = estimate.memory(gpt, replace(split, recompute="selective"), 2048, stage=0)
@@ -745,8 +745,8 @@ print(
 )
 
 # %% [markdown]
-# To see where the difference comes from, trace the small model with more tensor ranks. The bytes that are
-# shared out halve each time.
+# The small model on more tensor ranks shows where the difference comes from: bytes that are shared out halve each
+# time.
 
 # %%
 sizes, kept = (2, 4, 8), []
@@ -801,11 +801,11 @@ bars = {f"stage {stage}": stages[stage] for stage in (0, 1, 7, 15)}
 fit(bars, h100.hbm_bytes, "The second of 16 stages is the fullest")
 plt.show()
 room = [h100.hbm_bytes - h["total"] + h["loss"] + h["allocator"] for h in bars.values()]
-print("GB that the tensors of each leave:", *(f"{left / 1e9:.0f}" for left in room))
+print("GB that each is short of:", *(f"{-left / 1e9:.0f}" for left in room))
 
 # %% [markdown]
 # *Stage 1 needs most: it has a layer more than stage 0, and more micro-batches in flight than stage 7. No stage fits,
-# though a fused loss saves the dots, and the allocator gives its part back. The thin line is model states.*
+# not even with a fused loss (dotted) and without what the allocator holds in reserve. The thin line is model states.*
 #
 # If you make room for stage 0 alone, stage 1 is still 13 GB short. The published run fitted, because its authors
 # sharded gradients and freed tensors early (section 3.3.2 of the paper).
@@ -936,8 +936,9 @@ Explorer(
 # Replace the defaults by what *your* cluster does, each in minutes:
 #
 # 1. **The links.** Run nccl-tests' `all_reduce_perf` on one node: its *busbw* is `intra_bandwidth`. Run it on two
-#    nodes with *one GPU each*: its busbw is `inter_bandwidth`, the rate of one network card. (With all GPUs, divide it
-#    by those of a node.) Half the time of a small message between two GPUs is the latency.
+#    nodes with *one GPU each*: its busbw is `inter_bandwidth`, the rate of one network card. (If you ran it with all
+#    GPUs, divide busbw by the number of GPUs in a node.) A small all-reduce between two GPUs takes two rounds: half
+#    of its time is the latency.
 # 2. **A few steps.** Train three or four layouts on 1, 2 and 4 nodes, with few layers. Each is a `Row` for `calibrate`:
 #    model, layout, sequence length, seconds.
 # 3. **The memory.** Trace the real program with the layout that you want. Run that rank's stage on one GPU, and
@@ -959,8 +960,8 @@ for count in (0, 1, 3, 7):
 print(f"published: {measured_seconds:.0f} s")
 
 # %% [markdown]
-# One row makes the estimate worse, and the interval stays wide: the row says nothing about tensor ranks or stages,
-# and alone it leaves no row to test the fit with. Calibrate with layouts that use what you plan to use. No plan
+# One row makes the estimate worse, and the interval even wider: the row says nothing about tensor ranks or stages,
+# and with only one row, none is left to test the fit. Calibrate with layouts that use what you plan to use. No plan
 # includes slow nodes, a network that others share, or failures (chapter 9).
 
 # %% [markdown]
