@@ -118,9 +118,12 @@ def micro_batches_of_one_size(script, draw):
     alone = script.on(1, draw, **{"micro-batch": 8})
     for ranks, size in ((1, 2), (2, 2), (4, 1)):
         ran = script.on(ranks, draw, **{"micro-batch": size})
-        parts = 8 // ranks // size
-        pairs = zip(ran.ranks, script.on(ranks, draw, **{"micro-batch": 8}).ranks, strict=True)
-        summed = all(same(one.gradient, parts * other.gradient) for one, other in pairs)
+
+        def summed(_, ran=ran, parts=8 // ranks // size) -> bool:
+            whole = script.on(len(ran.ranks), draw, **{"micro-batch": 8}).ranks
+            pairs = zip(ran.ranks, whole, strict=True)
+            return all(same(one.gradient, parts * other.gradient) for one, other in pairs)
+
         signs = {
             "not-sharded": _not_sharded(ran, _numbers(alone)),
             "summed-micro-batches": summed,
