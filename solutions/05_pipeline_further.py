@@ -151,11 +151,12 @@ print("after W, gradients of the weights: largest difference", check_equal(both[
 #
 # ### Interleaved: several pieces on each rank
 #
-# The bubble of 1F1B is p - 1 forward and backward passes of a stage. In the **interleaved** schedule each rank holds v
-# smaller pieces of the model, called **chunks**, which are not neighbours: chunk c of rank r is virtual stage c p + r.
-# A micro-batch passes all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
+# The bubble of 1F1B is p - 1 forward and backward passes of a stage. In the **interleaved** schedule each rank holds
+# v smaller pieces of the model, called **chunks**, which are not neighbours: chunk c of rank r is virtual stage c p +
+# r. A micro-batch passes all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
 # $(p-1)/(vm)$ of the ideal time (Narayanan et al., section 2.2.2). The price is memory and messages: rank r has up to
-# 2(p - r - 1) + (v - 1)p + 1 passes in flight, each through half a stage if v is 2. Section 4 draws it.
+# 2(p - r - 1) + (v - 1)p + 1 passes in flight, each through half a stage if v is 2. (Without the 2 it would take as
+# long if messages took no time; the rest hides them.) Section 4 draws it.
 #
 # ### Zero bubble: the half that no other rank waits for
 #
@@ -869,7 +870,8 @@ for name, ranks in pipelines.items():
 # Your numbers depend on your machine. Two stages with 4 micro-batches have a bubble of 1/5 of the total time, so the
 # best ratio is 1/2 divided by 4/5, which is 0.63. It is not reached: the stages do not take equally long, 6,272 bytes
 # for each image and direction go through the CPU's memory, and each op has a fixed cost. On a machine with two cores,
-# one process that uses both has no bubble at all. A pipeline pays where the model does not fit on one device.
+# one process that uses both has no bubble at all. (If *all cores* is slower than one core, other programs use them.)
+# A pipeline pays where the model does not fit on one device.
 
 # %% [markdown]
 # ## 5. Break it: wrong gradients that train

@@ -433,8 +433,8 @@ compare(
 # Take `mine/train.py` (12.5) to the budget of 2 P, on four ranks and on the two that are left. If you have not written
 # it yet, `mine.start(13)` gives you the course's own as chapter 12 leaves it.
 #
-# * With the new option `--micro-batch 4` no rank computes more than 4 windows at a time. Parameters and log are those
-#   of one rank, for any number, even if the parts of a share differ in size.
+# * With the new option `--micro-batch 4` no rank computes more than 4 windows of a step at a time. Parameters and log
+#   are those of one rank, for any number, even if the parts of a share differ in size.
 # * Of each block, only the input is kept until backward.
 # * From the first line to the last no rank holds more than 2 P. The model is in the folder `checkpoint` of `--out`, in
 #   shards; a `model.pt` is not asked for.
