@@ -163,9 +163,7 @@ class OnRank:
     parameters: list[
         Tensor
     ]  # of its optimizer, after the last step: this rank's parts, where they are cut
-    moves_the_model: (
-        bool  # whether the parameters of its optimizer are those of modules that compute
-    )
+    moves_the_model: bool  # whether its optimizer's parameters are in modules that compute
     largest: int  # numbers of the largest parameter that was ever made with memory, a part's where it is a part
     shardings: int  # calls of fully_shard
     saves: int  # calls of torch.save

@@ -153,7 +153,6 @@ def test_marks_and_feedback_are_the_same_again(grades):
         assert (known(grade), grade.reason) == (known(again), again.reason)
 
 
-SOLVED = Path(course_utils.__file__).parents[1] / "solutions"
 DEEP = " + ".join(["1"] * 1000)
 CHANGES = {  # of a solved notebook: the answer that is another, and what is written in its place, or behind it
     "beside GPUs": ("0.1", "{}\n\nimport torch\ntorch.cuda.device_count = lambda: 4\n"),
@@ -182,13 +181,13 @@ def changed(tmp_path_factory):
     """By the name of a change, the marks."""
     requests = []
     for id, text in CHANGES.values():
-        path = SOLVED / source_of(id).with_suffix(".ipynb").name
-        notebook = nbformat.read(path, as_version=4)
+        solved = source_of(id).with_suffix(".ipynb")
+        notebook = nbformat.read(solved, as_version=4)
         ids = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in notebook.cells]
         cell = notebook.cells[ids.index(grade_id_of(id))]
         cell.source = text.format(cell.source)
-        nbformat.write(notebook, changed := tmp_path_factory.mktemp("changed") / path.name)
-        requests.append(Request(changed))
+        nbformat.write(notebook, path := tmp_path_factory.mktemp("changed") / solved.name)
+        requests.append(Request(path))
     grades = grading.grade_all(requests, jobs=2, limits=Limits(**LIMITS))
     return {name: {m.exercise: m for m in g.exercises} for name, g in zip(CHANGES, grades)}
 

@@ -295,11 +295,7 @@ def asks_who_has_the_target_too(logits, targets, ignore_index=-100):
 @wrong("6.4", names="gathers-logits")
 def gathers_the_logits(logits, targets, ignore_index=-100):
     parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, logits.shape[1])
-    parts = [logits.new_empty(len(logits), share) for share in parts]
-    for rank, part in enumerate(parts):
-        part.copy_(logits.detach() if rank == dist.get_rank() else part)
-        dist.broadcast(part, src=rank)
+    dist.all_gather_object(parts, logits.detach())
     parts[dist.get_rank()] = logits
     return cross_entropy(torch.cat(parts, dim=1), targets, ignore_index=ignore_index)
 
