@@ -1,6 +1,5 @@
 """Stages of the learner's own script: exercises whose answer is a file that `torchrun` starts.
 
-The course's own version of each stage lies in `course_exercises/mine/`: train_03.py is what chapter 3 asks for.
 A check runs the file as torchrun would, on a text that it has drawn, and looks at what the ranks do: the windows
 that they read, their optimizer's steps and parameters, what they save and log.
 """
@@ -40,11 +39,11 @@ from course_exercises.authoring.draw import Draw
 from course_exercises.authoring.framework import Exercise, run
 from course_exercises.authoring.patience import PatientSampling
 from course_exercises.authoring.ranks import kill_in_a_write
+from course_exercises.sources import versions
 from course_run import script
 from course_utils.comm import private
 from course_utils.launch import RankFailure
 
-_VERSIONS = Path(__file__).parents[1] / "mine"
 EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
 # So many windows that the last ones of an epoch fill no batch, on 1, 2 and 4 ranks as many, and that neither they nor
 # those held out divide by the ranks.
@@ -73,28 +72,6 @@ FAILURES = {
     "timeout": "not-every-rank",
     "mismatch": "not-every-rank",
 }
-
-
-def version(chapter: int, further: bool = False) -> Path:
-    """The course's own version of the script after a chapter, the newest that is not later; of its further notebook."""
-    if further:
-        return _VERSIONS / f"train_{chapter:02}_further.py"
-    versions = [p for p in sorted(_VERSIONS.glob("train_[0-9][0-9].py")) if _chapter(p) <= chapter]
-    return versions[-1]
-
-
-def before(chapter: int, further: bool = False) -> Path:
-    """The version from which the stage of a chapter, or of its further notebook, starts."""
-    return version(max(2, chapter if further else chapter - 1))
-
-
-def is_own(path: Path) -> bool:
-    """Whether a file is one of the course's own versions."""
-    return path.read_text() in {each.read_text() for each in _VERSIONS.glob("train_*.py")}
-
-
-def _chapter(path: Path) -> int:
-    return int(path.stem.removeprefix("train_"))
 
 
 class Stage(Exercise):
@@ -130,7 +107,7 @@ class Stage(Exercise):
     @property
     def version(self) -> Path:
         """The course's own."""
-        return version(self.chapter, self.further)
+        return versions.version(self.chapter, self.further)
 
     def misfit(self, answer: Any) -> tuple[str, str] | None:
         if isinstance(answer, str | Path) and Path(answer).is_file():
@@ -143,7 +120,7 @@ class Stage(Exercise):
         if not isinstance(answer, str | Path) or not Path(answer).is_file():
             return True
         chapters = range(2, self.chapter + self.further)
-        earlier = {version(chapter).read_text() for chapter in chapters}
+        earlier = {versions.version(chapter).read_text() for chapter in chapters}
         return Path(answer).read_text() not in earlier
 
     def prepared(self, answer: Any) -> "Script":

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from course_exercises.authoring import scripts
 from course_exercises.checks import catalogue, examine
 from course_exercises.checks.learner import render
+from course_exercises.sources import versions
 from tests.support.failures import SEED, failures
 
 STAGES = catalogue.stages()
-IN_LESSONS = "12.5", "13.4"  # lessons 12 and 13 run the course's own version of these
 
 SAMPLER = "sampler = DistributedSampler(train, seed=options.seed)"
 BATCHES = "batches = DataLoader(train, options.batch // world, sampler=sampler, drop_last=True)"
@@ -625,14 +624,8 @@ def changed(id: str, replaced: list[tuple[str, str]], folder: Path) -> Path:
     return script
 
 
-@pytest.mark.parametrize("id", [id for id in STAGES if id not in IN_LESSONS])
+@pytest.mark.parametrize("id", STAGES)
 def test_the_course_s_own_version_passes(id):
-    outcome = examine(id, catalogue.find(id).version, SEED)
-    assert outcome.status == "passed", render(outcome)
-
-
-@pytest.mark.parametrize("id", IN_LESSONS)
-def test_a_version_that_a_lesson_runs_passes(id):
     outcome = examine(id, catalogue.find(id).version, SEED)
     assert outcome.status == "passed", render(outcome)
 
@@ -656,7 +649,7 @@ def test_a_later_version_passes_what_an_earlier_chapter_asks_for(id, later):
 @pytest.mark.parametrize("id", STAGES)
 def test_the_version_before_is_not_attempted(id):
     stage = catalogue.find(id)
-    assert examine(id, scripts.before(stage.chapter, stage.further)).status == "not attempted"
+    assert examine(id, versions.before(stage.chapter, stage.further)).status == "not attempted"
 
 
 @pytest.mark.parametrize(("id", "what"), RIGHT, ids=str)
