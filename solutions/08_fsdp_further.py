@@ -1026,7 +1026,7 @@ def state_dict_bytes(rank):
     return [storage_bytes(map(local, values.values())) for values in kinds]
 
 
-of_kinds = map(list, zip(*launch(state_dict_bytes, n)))
+of_kinds = [list(kinds) for kinds in zip(*launch(state_dict_bytes, n))]
 
 # %%
 compare(predicted, dict(zip(predicted, of_kinds)))
