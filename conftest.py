@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbval.kernel
 import pytest
+from changed_cells import with_copies
 from kernels import KernelWithoutPorts
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="course-tests-")  # removed when the process ends
@@ -17,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the tests: which, and what those may use that need more than the course."""
     group = parser.getgroup("course")
     group.addoption("--tier", choices=["quick", "long"], help="as tools/tiers.py tells; else all")
+    group.addoption(
+        "--with-copies",
+        action="store_true",
+        help="beside solved cells, what learners' copies change",
+    )
     group.addoption("--all-notebooks", action="store_true", help="open every notebook, not one")
     group.addoption(
         "--kills", type=int, default=3, help="of workers under the printed command; 20 take long"
@@ -34,3 +40,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give every test file, and so every notebook, a progress file of its own."""
     name = f"{item.path.parent.name}-{item.path.stem}.json"
     os.environ["COURSE_PROGRESS"] = str(Path(SCRATCH.name) / name)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the cells of learners' copies, where they are asked for."""
+    if config.getoption("--with-copies"):
+        items[:] = with_copies(items)

@@ -26,8 +26,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The tests of a tier, where one is asked for; those that wait long come first."""
     if tier := config.getoption("--tier"):
         ids = {item: item.nodeid.removeprefix("tests/") for item in items}
-        quick = tiers.quick(ids.values())
-        mine = {item: (ids[item] in quick) == (tier == tiers.QUICK) for item in items}
+        tiers_of = tiers.of_tests(ids.values())
+        mine = {item: tiers_of[ids[item]] == tier for item in items}
         config.hook.pytest_deselected(items=[item for item in items if not mine[item]])
         items[:] = [item for item in items if mine[item]]
     items.sort(key=lambda item: WAITING.isdisjoint(item.path.parts))
@@ -57,7 +57,7 @@ def pytest_terminal_summary(terminalreporter):
         for report in terminalreporter.stats.get(outcome, [])
         for kind, exercise_id in report.user_properties
     ]
-    if any(kind == "solution" for kind, _, _ in recorded):
+    if recorded:
         from tests.checks.exercise_table import table  # imports torch, which other runs need not
 
         terminalreporter.section("exercises")

@@ -64,13 +64,13 @@ STEPS = {
     ],
     "sync": [[*PYTHON, "tools/notebooks.py", "check"]],
     "unit": [_pytest("unit", "tests", "--tier=quick", *IN_THEIR_ORDER)],
-    "nbval": [_pytest("nbval", "--nbval", "solutions", "--dist", "loadfile")],
+    "nbval": [_pytest("nbval", "--nbval", "solutions", "--with-copies", "--dist", "loadfile")],
 }
 REST = {  # what `make test` leaves to `make test-all`
     "unit-rest": [_pytest("unit-rest", "tests", "--tier=long", *IN_THEIR_ORDER)],
-    "nbval-copies": [_pytest("nbval-copies", "--nbval", "notebooks", "--dist", "loadfile")],
 }
 BY_NAME = {  # what takes too long for every commit, or was not yet timed on a quiet machine
+    "nbval-copies": [_pytest("nbval-copies", "--nbval", "notebooks", "--dist", "loadfile")],
     # The chapters that cost least, with their answers and checks, and the one with most messages.
     "rules": [
         [
@@ -111,9 +111,9 @@ WORDS = {
     "lint": "lint (ruff)",
     "sync": "notebooks match their sources",
     "unit": "unit tests, the quick ones",
-    "nbval": "strict nbval of solved notebooks",
+    "nbval": "strict nbval of both copies",
     "unit-rest": "unit tests, the rest",
-    "nbval-copies": "strict nbval of learners' copies",
+    "nbval-copies": "strict nbval of learners' copies alone",
     "rules": "chapters under NCCL's rules",
     "all-rules": "all under NCCL's rules",
 }
@@ -229,7 +229,7 @@ class Memory:
 
     def not_run(self, names: list[str]) -> list[str]:
         """The summary's line on what these steps left out, and on when it passed last."""
-        words = WORDS | {"unit-rest": tiers.left_out(), "nbval-copies": "learners' copies"}
+        words = WORDS | {"unit-rest": tiers.left_out()}
         left = [
             words[name] for name in STEPS | REST if name not in names and not self.steps.get(name)
         ]

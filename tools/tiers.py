@@ -1,8 +1,9 @@
 """Which unit tests `make test` runs, "quick", and which `make test-all` adds, "long": one rule.
 
 The first row of RULE that fits a test's id, "folder/file.py::Class::test[case]", decides. Of the wrong
-answers, an exercise's first with each of the COMMON mistakes is quick. What is quick has seven minutes
-of a processor, collecting included; build/tests/summary.txt tells what it takes.
+answers, an exercise's first with each of the COMMON mistakes is quick; of the techniques, each on its
+most ranks. Neither command runs what a check in a solved notebook does. What is quick has six minutes of
+a processor, collecting included; build/tests/summary.txt tells what it takes.
 """
 
 import re
@@ -11,14 +12,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 QUICK, LONG = "quick", "long"
+IN_NOTEBOOKS = "in notebooks"  # strict nbval of the solved ones runs the same check
 RULE = [
     # the exercises: solution and stub, and what is common
     ("checks/test_wrong_answers.py::*::test_another_right_answer*", LONG),
     ("checks/test_wrong_answers.py::*::test_a_wrong_answer*", LONG),  # but for COMMON
+    ("checks/test_wrong_answers.py::*::test_the_solution*", IN_NOTEBOOKS),
     ("checks/test_wrong_answers.py*", QUICK),
     ("checks/test_progress.py::*kernel*", LONG),
     ("checks/test_checks_guard.py::*trace*", LONG),
-    ("checks/test_stages.py::test_the*", QUICK),
+    ("checks/test_stages.py::test_the_course_s*", IN_NOTEBOOKS),
+    ("checks/test_stages.py::test_the_version*", QUICK),
     ("checks/test_stages.py*", LONG),
     ("checks/test_staircases.py*", LONG),
     ("checks/test_mutations.py*", LONG),
@@ -33,6 +37,9 @@ RULE = [
     ("launch/test_launch_hangs.py::test_hang*", QUICK),
     # techniques, and what chapters build
     ("chapters/test_pipeline_engine.py*", LONG),
+    ("chapters/test_equality.py::test_a_technique*", LONG),  # but for the most ranks
+    ("chapters/test_equality.py::test_an_interrupted*", LONG),
+    ("chapters/test_equality.py::test_mini_fsdp*", LONG),
     ("chapters/*", QUICK),
     # the planner's tables; programs are traced in the rest
     ("estimate/test_estimate.py*", QUICK),
@@ -52,6 +59,7 @@ RULE = [
     ("pages/*", QUICK),
     ("sources/*", QUICK),
     ("tools/test_benchmarks.py*", LONG),
+    ("tools/test_changed_cells.py*", LONG),
     ("tools/test_class.py*", LONG),
     ("tools/test_gpu_session.py*", LONG),
     ("tools/test_run_tests.py*", LONG),
@@ -78,21 +86,21 @@ REST = (
 )
 ROOT = Path(__file__).resolve().parents[1]
 IN_TEST = re.compile(r"checks/test_wrong_answers\.py::(\w+)::test_a_wrong_answer\w+\[\w+?-(.+)\]")
+TECHNIQUE = re.compile(r"chapters/test_equality\.py::(test_a_technique\w+\[.+)-\d+\]")
 IN_FILE = re.compile(r'\bwrong\("([\d.]+)", names="([\w-]+)"')
 USUAL = re.compile(r'\busual\(\s*"([\d.]+)", \w+,([^)]*)\)')
 
 
-def quick(ids: Iterable[str]) -> set[str]:
-    """Those tests of `ids`, in the order of their files, that are quick."""
-    found, common = set(), set()
+def of_tests(ids: Iterable[str]) -> dict[str, str]:
+    """The tier of each test of `ids`, which stand in the order of their files."""
+    found, common, most = {}, {}, {}
     for id in ids:
-        answer = IN_TEST.fullmatch(id)
-        first = answer and answer[2] in COMMON and answer.groups() not in common
-        if first or next(tier for pattern, tier in RULE if fnmatchcase(id, pattern)) == QUICK:
-            found.add(id)
-        if first:
-            common.add(answer.groups())
-    return found
+        found[id] = next(tier for pattern, tier in RULE if fnmatchcase(id, pattern))
+        if (answer := IN_TEST.fullmatch(id)) and answer[2] in COMMON:
+            common.setdefault(answer.groups(), id)
+        if technique := TECHNIQUE.fullmatch(id):
+            most[technique[1]] = id  # the last has the most ranks
+    return found | dict.fromkeys([*common.values(), *most.values()], QUICK)
 
 
 def of_file(file: str) -> str | None:

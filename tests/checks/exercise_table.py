@@ -20,15 +20,16 @@ exercise                                            tried  hint  generic  others
 
 
 def table(recorded: Iterable[tuple[str, str, bool]]) -> str:
-    """A line for each exercise whose solution was tried, and a total. `recorded` are kind, exercise
+    """A line for each exercise to which an answer was tried, and a total. `recorded` are kind, exercise
     and whether the test passed; kinds are "solution", "right", "wrong" and "generic"."""
-    tried, good = Counter(), Counter()
+    tried, good, ids = Counter(), Counter(), set()
     for kind, id, passed in recorded:
         tried[kind, id] += 1
         good[kind, id] += passed
+        ids.add(id)
     rows, total = [], Counter()
     for exercise in catalogue.exercises():
-        if ("solution", exercise.id) in tried:
+        if exercise.id in ids:
             row = {
                 "points": exercise.points,
                 "wrong": tried["wrong", exercise.id],

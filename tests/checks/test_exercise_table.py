@@ -15,7 +15,6 @@ RECORDED = [
     ("right", "0.1", True),
     *[("wrong", "0.1", passed) for passed in (True, True, False)],
     ("generic", "0.1", False),
-    ("solution", "0.2", True),
     *[("wrong", "0.2", True)] * 2,
 ]
 

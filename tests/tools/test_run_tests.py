@@ -270,7 +270,7 @@ def committed(course: Course) -> Course:
     """The course, whose steps pass and say their names, in a repository."""
     (course.folder / ".gitignore").write_text("build/\n")
     course.steps = {"lint": [python("print('=lint')")], "unit": [python("print('=unit')")]}
-    course.rest = {"nbval-copies": [python("print('=rest')")]}
+    course.rest = {"unit-rest": [python("print('=rest')")]}
     git(course, "init", "-q")
     commit(course)
     return course

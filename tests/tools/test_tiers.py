@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import pytest
@@ -17,15 +18,25 @@ def test_the_first_answer_of_an_exercise_with_a_common_mistake_is_quick() -> Non
     first = WRONG.format("3_1", "forgets-sum-not-mean")
     of_another = WRONG.format("3_2", "forgets-sum-not-mean")
     ids = [first, WRONG.format("3_1", "adds-sum-not-mean"), of_another]
-    assert tiers.quick([*ids, WRONG.format("3_1", "is_odd-on-tuesdays")]) == {first, of_another}
+    assert quick([*ids, WRONG.format("3_1", "is_odd-on-tuesdays")]) == {first, of_another}
+
+
+def test_a_technique_is_quick_on_its_most_ranks() -> None:
+    name = "chapters/test_equality.py::test_a_technique_equals_one_process[ddp-{}]"
+    assert quick(name.format(ranks) for ranks in (1, 2, 4)) == {name.format(4)}
+
+
+def quick(ids: Iterable[str]) -> set[str]:
+    return {id for id, tier in tiers.of_tests(ids).items() if tier == tiers.QUICK}
 
 
 @pytest.mark.parametrize(
     ("test", "tier"),
     [
-        ("checks/test_wrong_answers.py::TestExercise3_1::test_the_solution_passes", "quick"),
+        ("checks/test_wrong_answers.py::TestExercise3_1::test_the_solution_passes", "in notebooks"),
         ("checks/test_wrong_answers.py::TestExercise3_1::test_unanswered_it_says_so", "quick"),
-        ("chapters/test_equality.py::test_a_technique_is_right[ddp]", "quick"),
+        ("chapters/test_equality.py::test_a_technique_equals_one_process[ddp-2]", "quick"),
+        ("chapters/test_equality.py::test_the_contract_sees_a_mistake[ddp-2]", "quick"),
         ("estimate/test_estimate.py::test_a_row[gpt]", "quick"),
         ("modules/test_new.py::test_it", "quick"),
         ("two_hosts/test_two_hosts.py::test_it", "long"),
@@ -33,7 +44,7 @@ def test_the_first_answer_of_an_exercise_with_a_common_mistake_is_quick() -> Non
     ],
 )
 def test_a_test_has_its_tier(test: str, tier: str) -> None:
-    assert (test in tiers.quick([test])) == (tier == tiers.QUICK)
+    assert tiers.of_tests([test]) == {test: tier}
     assert tiers.of_file(test.partition("::")[0]) in (tier, None)
 
 
