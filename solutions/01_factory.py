@@ -110,10 +110,10 @@ def copies_step(model, images, labels):
 
 
 # %% [markdown]
-# In the line, rank 0 has stage 0 and rank 1 has stage 1. Autograd records the operations of one
-# process only. What happens between the two ranks is yours to write: rank 0 sends its activations
-# forward, and rank 1 sends the gradient of these activations back. `detach` gives you the values
-# without the graph, which cannot travel. Rank 0 keeps the graph for its own backward.
+# In the line, rank 0 has stage 0 and rank 1 has stage 1. Autograd records the operations of one process only. What
+# happens between the two ranks has to be written by hand: rank 0 sends its activations forward, and rank 1 sends the
+# gradient of these activations back. `detach` gives you the values without the graph, which cannot travel. Rank 0
+# keeps the graph for its own backward.
 
 
 # %%
@@ -160,9 +160,9 @@ print("copies, largest difference from one process:", check_equal(expected, of_c
 print("line, largest difference from one process:", check_equal(expected, [torch.cat(of_line)]))
 
 # %% [markdown]
-# Both give the gradients of the whole batch. Each copy has all of them, and each rank of the line has
-# those of its own stage. Float32 sums differ in their last digits when they are formed in another
-# order; `check_equal` stops with an error if a difference is larger than 1e-5.
+# Both give the gradients of the whole batch. Each copy has all of them, and each rank of the line has those of its
+# own stage. Float32 sums differ in their last digits when their terms are added in another order; `check_equal` stops
+# with an error if a difference is larger than 1e-5.
 
 # %% [markdown]
 # ### 1.1 Throughput and latency (2 points)
@@ -222,8 +222,8 @@ predicted = {
 }
 
 # %% [markdown]
-# `Trace` records what a rank hands to collectives and messages. `memory_ledger` counts the bytes of a
-# model by kind. PyTorch's `FlopCounterMode` counts floating-point operations; you will need them in a moment.
+# `Trace` records what a rank hands over in collectives and messages. `memory_ledger` counts the bytes of a model by
+# kind. PyTorch's `FlopCounterMode` counts floating-point operations; you will need them in a moment.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -277,10 +277,10 @@ compare(
 )
 
 # %% [markdown]
-# Let $W$ be the number of parameters, $N$ that of images, and $H$ that of values which cross the cut between the
-# ranks for one image. A copy hands over $4W$ bytes, *however large the batch is*. A rank of the line hands over $4NH$
-# bytes, *however many layers the model has*. Both grow when the model gets wider: $W$ with the square of the width,
-# $H$ with the width itself.
+# Let $W$ be the number of parameters, $N$ the number of images, and $H$ the number of values that cross the cut
+# between the ranks for one image. A copy hands over $4W$ bytes, *however large the batch is*. A rank of the line
+# hands over $4NH$ bytes, *however many layers the model has*. When a model of equal layers gets wider, $W$ grows with
+# the square of the width, $H$ with the width itself.
 #
 # Half of the layers need not be half of the memory. Here stage 0 has 99 % of the parameters, so this
 # cut saves rank 0 next to nothing.
@@ -324,9 +324,10 @@ plt.show()
 # *A simulated step with two equal stages. The copies compute side by side. In the line only one rank computes at a
 # time, so the step takes as long as that of one process, plus the messages.*
 #
-# A line saves memory. It makes no training step shorter. The **idle share** is the part of all ranks' time in which
-# they do not compute. For a line with $B$ ranks and the batch in one piece it is $1 - 1/B$: of the two ranks that you
-# pay for, one is always idle. With *several* pieces the share gets smaller. The next exercise counts the minutes.
+# A line saves memory. It does not make a training step shorter. The **idle share** is the part of all ranks' time in
+# which they do not compute. For a line with $B$ ranks and the batch in one piece it is $1 - 1/B$: of the two ranks
+# that you pay for, one is always idle. With *several* pieces the share gets smaller. The next exercise counts the
+# minutes.
 
 # %% [markdown]
 # ### 1.2 Where the line stalls (3 points)
@@ -601,16 +602,16 @@ for count in (64, 16384):
     print(f"{count:5} images: copies take {together / alone:.2f} x the time of one process")
 
 # %% [markdown]
-# With 64 images the exchange of the gradients takes longer than the computation that it saves. With 16,384 images
-# the same exchange hardly counts, and the ratio comes near one half, if two cores are free. So there is a decision to
+# With 64 images the exchange of the gradients takes longer than the computation that it saves. With 16,384 images the
+# same exchange hardly counts, and on two free CPU cores the ratio comes near one half. So there is a decision to
 # make.
 
 # %% [markdown]
 # ### 1.3 Decide (3 points)
 #
 # A `Job` describes a model and the GPUs that train it. A step of copies takes the computation time of one GPU divided
-# by the number of GPUs, plus the exchange of the gradients. Cut a model only if it does not fit, and copy it only if
-# copies make a step faster.
+# by the number of GPUs, plus the exchange of the gradients. Cut a model only if it does not fit, and copy one that
+# fits only if copies make a step faster.
 
 
 # %%
@@ -638,10 +639,11 @@ def transformer(parameters, layers, hidden, heads, sequence, batch, gpus, gpu_gb
 
 # %% [markdown]
 # The numbers come from papers. With Adam in mixed precision the state takes 16 bytes a parameter (Rajbhandari et al.,
-# section 3.1). A layer of width $h$ with $a$ heads that keeps its attention matrix stores $s h (34 + 5 a s / h)$ bytes
-# of activations for a sample of $s$ tokens (Korthikanti et al., equation 1). The computation takes six operations per
-# parameter and token (Kaplan et al., section 2.1), and every GPU does 140 Tflop/s, as Narayanan et al. report. In the
-# exchange each link carries $2(n-1)/n$ times the bytes of the gradients, 2 each, as chapter 3 derives.
+# section 3.1). A layer of width $h$ with $a$ heads that keeps its attention matrix stores $s h (34 + 5 a s / h)$
+# bytes of activations for a sample of $s$ tokens (Korthikanti et al., equation 1). The computation takes six
+# operations per parameter and token (Kaplan et al., section 2.1), and every GPU does 140 Tflop/s, as Narayanan et al.
+# report. In the exchange each link carries $2(n-1)/n$ times the bytes of the gradients, 2 a parameter, as chapter 3
+# derives.
 
 # %%
 link = {"NVLink of an A100": 300, "Ethernet, 1 Gbit/s": 0.125}  # GB/s, each direction
@@ -728,7 +730,7 @@ Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 
 # Guess before you move a slider:
 #
 # 1. Make the batch larger. From which batch on does the line send more than the copies?
-# 2. Double the width. Which way's bytes double, and which way's become four times as many?
+# 2. Double the width. Which way sends twice as many bytes, and which way four times as many?
 # 3. Double the layers. What does the line send now?
 
 # %% [markdown]
@@ -751,8 +753,8 @@ Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 
 # GPUs of *one* node first, and copied across nodes. Chapter 7 does both at once.
 #
 # For training, a line with the whole batch in one piece is a last resort. Chapter 5 cuts the batch into
-# micro-batches, so that all ranks work; exercise 1.2 counted what still stays idle. To *use* a trained model that is
-# too large for one GPU, people do run it as a plain line (`device_map="auto"` in the library accelerate).
+# micro-batches, so that all ranks work; exercise 1.2 counted the idle time that remains. To *use* a trained model
+# that is too large for one GPU, people do run it as a plain line (`device_map="auto"` in the accelerate library).
 
 # %% [markdown]
 # ## 9. Remember

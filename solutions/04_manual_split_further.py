@@ -108,7 +108,8 @@ print(
 # $4W^2 + 4W$ parameters in its attention, $8W^2 + 5W$ in its two linear layers and $4W$ in its two norms. The tables
 # and the head have a row for each token or position.
 #
-# **Predict** the number of parameters, and how many GiB (2^30 bytes) they take with their gradients and Adam's state.
+# **Predict** the number of parameters, and how many GiB (2^30 bytes) they take in float32, with their gradients and
+# Adam's state.
 
 # %% tags=["prediction"]
 predicted_plan = {"billions of parameters": 1.4, "GiB of model states": 21}
@@ -160,18 +161,19 @@ compare(
 # %% [markdown]
 # ### What autograd keeps
 #
-# On meta you cannot tell which tensors share their memory, so the activations need a formula. Walk through a block.
-# With $N$ texts of $T$ tokens, autograd keeps tensors of $NTW$ numbers: the block's input, the norm's output, queries,
-# keys and values (three), what the heads return, the sum after the attention, the second norm's output, and both sides
-# of the activation function, four times as wide (eight). That is 16. Each norm also keeps a mean and a scale for each
-# token, and the attention one number for each head and token. In bytes: $4NT\,(16W + 4 + \text{heads})$.
+# On meta every address is 0, so `kept_for_backward` cannot tell which tensors share memory: activations need a
+# formula. Walk through a block. With $N$ texts of $T$ tokens, autograd keeps tensors of $NTW$ numbers: the block's
+# input, the norm's output, queries, keys and values (three), what the heads return, the sum after the attention, the
+# second norm's output, and the activation function's input and output, four times as wide (eight). That is 16. Each
+# norm also keeps a mean and a scale for each token, and the attention one number for each head and token. In bytes:
+# $4NT\,(16W + 4 + \text{heads})$.
 
 # %%
 figures.kept_of_a_block()
 plt.show()
 
 # %% [markdown]
-# *Each square is one tensor of NTW numbers. Half of them stand at the two sides of the activation function.*
+# *Each square is one tensor of NTW numbers. Half of them are the activation function's input and output.*
 
 
 # %%
@@ -224,11 +226,11 @@ print(f"a step sends {4 * 4 * 512 * 2048:,} bytes in each direction")
 #
 # Compare the last line with the bars: 16 MiB cross the cut in each direction, while data parallelism would send the
 # gradients of all parameters, 5.3 GiB, in each step. The 16 MiB are for 2,048 tokens. They grow with the tokens of a
-# step, and gradients do not: at some 690,000 tokens the two are equal, and large runs have more.
+# step, and gradients do not: at about 690,000 tokens the two are equal, and large runs have more.
 #
-# The bars add up all four kinds. In a step the activations go as the gradients come, so the two are never there in full
-# together. On the other hand, single operations need room for a moment, and on a GPU the allocator and the libraries
-# come on top.
+# The bars add up all four kinds. During backward, activations are freed as gradients appear, so the two are never in
+# memory in full together. On the other hand, single operations need temporary memory, and on a GPU the allocator and
+# the libraries come on top.
 #
 # In float32 a parameter costs 4 bytes, its gradient 4 and Adam's averages 8, together 16. With the usual mixed
 # precision it is 16 again: 2, 2, and 12 for the optimizer, which also keeps the parameters in float32 ([Rajbhandari et
@@ -237,7 +239,7 @@ print(f"a step sends {4 * 4 * 512 * 2048:,} bytes in each direction")
 #
 # The tutorial's own model is smaller than the planned one. Its blocks are
 # [`nn.TransformerEncoderLayer`](https://docs.pytorch.org/docs/stable/generated/torch.nn.TransformerEncoderLayer.html),
-# which is 2,048 wide inside unless you ask for more, and it has no table of positions.
+# which is 2,048 wide inside unless you ask for more, and the model has no table of positions.
 
 # %% [markdown]
 # ## 4. By hand, then on the clock: a stream through two cuts
@@ -366,7 +368,7 @@ class TutorialModel(nn.Module):
 
 # %%
 def what_it_reads(model, **options):
-    """Changes token 3 of text 0, and says how many scores of which kind change with it."""
+    """Changes token 3 of text 0, and says at how many places the scores change."""
     texts = torch.arange(4 * 8).view(4, 8)
     other = texts.clone()
     other[0, 3] = 49
@@ -394,7 +396,7 @@ what_it_reads(TutorialModel(batch_first=True), src_mask=mask, is_causal=True)
 #
 # In 4.4 you repair a model. 4.5 is an experiment with three ways to choose a cut.
 #
-# On a machine without a GPU, a check needs a second device to see what you move where. It takes PyTorch's meta device.
+# To see what you move where, a check needs a second device. Without a GPU it takes PyTorch's meta device.
 
 # %% [markdown]
 # ### 4.4 Repair the convolutional model (2 points)
@@ -660,25 +662,25 @@ for stages, kinds in zip(counts, fullest):
     print(f"stages {stages:2}: {total:>9}, idle {1 - 1 / stages:.0%}")
 
 # %% [markdown]
-# *The memory of a stage falls almost in proportion at first. Later the tables and the scores of the vocabulary, at the
-# two ends, remain. The price is on the right: with one batch at a time, all but one stage are idle.*
+# *The memory of a stage falls almost in proportion at first. Later the tables and the head, at the two ends, remain.
+# The price is on the right: with one batch at a time, all but one stage are idle.*
 
 # %% [markdown]
 # ## 8. On a cluster
 #
-# Build the model on meta in every rank, and give memory to the rank's stage only (`to_empty`, then initial values or a
-# checkpoint). So no host ever holds the whole model, and the plan is also the test: `memory_ledger` of the stage has to
-# say what the plan said. Time a profile on one device of the kind that the cluster has. The counted operations choose
-# the cut, and the clock confirms it.
+# Build the model on meta on every rank, and give memory to the rank's stage only (`to_empty`, then initial values or
+# a checkpoint). So no process ever holds the whole model, and the plan is also the test: `memory_ledger` of the stage
+# has to say what the plan said. Profile on one device of the cluster's kind. The counted operations choose the cut,
+# and the clock confirms it.
 #
 # ## 9. Remember
 #
 # 1. Memory is arithmetic: shapes for parameters, sixteen tensors of NTW numbers for a block, and a test with a model so
 #    small that it can be counted to the byte.
-# 2. More stages need less memory each, until the tables and the scores of the vocabulary at the two ends are left.
+# 2. More stages need less memory each, until the tables and the head at the two ends are left.
 # 3. Choose a cut by a count or a profile, and test it with a stream on the clock.
-# 4. A model that runs and has the right shape may still be wrong. Ask which input changes which output, on one device,
-#    before you cut.
+# 4. A model that runs and returns the right shape may still be wrong. Ask which input changes which output, on one
+#    device, before you cut.
 #
 # **Sources**
 #

@@ -155,16 +155,16 @@ print("after W, gradients of the weights: largest difference", check_equal(both[
 # v smaller pieces of the model, called **chunks**, which are not neighbours: chunk c of rank r is virtual stage c p +
 # r. A micro-batch passes all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
 # $(p-1)/(vm)$ of the ideal time (Narayanan et al., section 2.2.2). The price is memory and messages: rank r has up to
-# 2(p - r - 1) + (v - 1)p + 1 passes in flight, each through half a stage if v is 2. (Without the 2 it would take as
-# long if messages took no time; the rest hides them.) Section 4 draws it.
+# 2(p - r - 1) + (v - 1)p + 1 passes in flight, each through half a stage if v is 2. (Without the 2 a step would take
+# as long if messages took no time; the extra passes hide them.) Section 4 draws it.
 #
 # ### Zero bubble: the half that no other rank waits for
 #
-# The previous stage waits only for the gradient of the inputs. **Zero-bubble** schedules therefore split the pass into
-# B and W, and put W where a gap would be ([Qi et al. 2024](https://arxiv.org/abs/2401.10241), section 2). If the halves
-# take $t_B$ and $t_W$, the idle time of a step falls from $(p-1)(t_F+t_B+t_W)$ under 1F1B to $(p-1)(t_F+t_B-t_W)$ under
-# **ZB-H1**. **ZB-H2** runs more forward passes ahead, and has $(p-1)(t_F+t_B-2t_W)$ (table 2): nothing, if all three
-# take equally long.
+# The previous stage waits only for the gradient of the inputs. **Zero-bubble** schedules therefore split the pass
+# into B and W, and put W where a gap would be ([Qi et al. 2024](https://arxiv.org/abs/2401.10241), section 2). If F
+# and the halves take $t_F$, $t_B$ and $t_W$, the idle time of a step falls from $(p-1)(t_F+t_B+t_W)$ under 1F1B to
+# $(p-1)(t_F+t_B-t_W)$ under **ZB-H1**. **ZB-H2** runs more forward passes ahead, and has $(p-1)(t_F+t_B-2t_W)$ (table
+# 2): nothing, if all three take equally long.
 
 # %%
 p, m = 4, 8
@@ -223,9 +223,9 @@ for name in ("1F1B", "ZB-H1", "ZB-H2"):
 # copies of the weights. In its middle part each F stands beside a B of the other chunk, so that one can compute while
 # the messages of the other travel.
 #
-# 1F1B with these stages has 4, 3, 2 and 1 micro-batches in flight, or 8, 6, 4 and 2 passes through half a stage. Under
-# ZB-V rank 0 begins with seven forward passes through its first chunk. **Predict** for eight micro-batches, in passes
-# through half a stage: how many does each rank have in flight at most? Which rank needs the least memory? And how many
+# 1F1B on four ranks has 4, 3, 2 and 1 micro-batches in flight, or 8, 6, 4 and 2 passes through half a stage. Under
+# ZB-V rank 0 begins with seven forward passes through its first chunk. **Predict** for eight micro-batches: how many
+# passes through half a stage does each rank have in flight at most? Which rank needs the least memory? And how many
 # units is a rank idle between its first op and its last, if F, B and W take equally long?
 
 # %% tags=["prediction"]
@@ -259,15 +259,15 @@ plots.gantt(panels)
 plt.show()
 
 # %% [markdown]
-# *Boxes are half as long, as with any two chunks. Of a kind, the second chunk has the other shade. Under ZB-V no rank
-# has a gap between its first box and its last.*
+# *Boxes are half as long, as with any two chunks. In each colour, the second chunk has the other shade. Under ZB-V no
+# rank has a gap between its first box and its last.*
 #
 # No rank needs less than another: a rank is as early in one chunk as it is late in the other, so all have 2p half
-# passes in flight, what 1F1B's first rank has. ZB-V has no bubble only with 2p - 1 micro-batches or more, with three
-# equal times, and, like ZB-H2, where a rank begins its next step at once. DualPipe-V keeps one half pass more, 2p + 1
-# (table 2 of the report). Where a half F takes as long as a half B, $t_F = t_B \ge t_W$, and there are 2p
-# micro-batches, it is idle for $(p-1)(t_F+t_B-t_W)$: ZB-H1's formula, in which the times are now those of *half*
-# passes.
+# passes in flight, as many as 1F1B's first rank. ZB-V has no bubble only with 2p - 1 micro-batches or more, with
+# three equal times, and, like ZB-H2, where a rank begins its next step at once. DualPipe-V keeps one half pass more,
+# 2p + 1 (table 2 of the report). Where a half F takes as long as a half B, $t_F = t_B \ge t_W$, and there are 2p
+# micro-batches or more, it is idle for $(p-1)(t_F+t_B-t_W)$: ZB-H1's formula, in which the times are now those of
+# *half* passes.
 #
 # ## 4. By hand, then at work: an engine, seven schedules, a classifier
 #
@@ -601,7 +601,7 @@ for name in ("interleaved", "ZB-V"):
 # *In each pair the lower picture repeats the upper one. The small gaps in it are what messages and the machine's
 # other work cost.*
 #
-# ### The same two, as PyTorch has them
+# ### The two V schedules in PyTorch
 #
 # PyTorch has such schedules, too: `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`
 # and `ScheduleDualPipeV` take a list of `PipelineStage`s for each rank. The attribute `pipeline_order` has the rows:
@@ -618,9 +618,8 @@ def torch_run(rank, schedule_class):
     device, parts = hardware.device(), cut(new_model(), 8)
     own = {number: parts[number] for number in (rank, 7 - rank)}  # a V
     stages = [pipelining.PipelineStage(part, number, 8, device) for number, part in own.items()]
-    for (
-        stage
-    ) in stages:  # for PyTorch 2.11, where a stage greets its neighbours, at the turn itself
+    # PyTorch 2.11's stages greet their neighbours; at the turn of a V the neighbour is on the same rank
+    for stage in stages:
         stage._get_init_p2p_neighbors_ops = list
     schedule = schedule_class(stages, 8, loss_fn=mse_loss)
     batch = {"target": targets.to(device)} if rank == 0 else {}
@@ -733,8 +732,8 @@ print("largest difference:", check_equal(expected, [torch.cat(gradients)]))
 # ### An image classifier, against one process
 #
 # Now comes a real task: a small convolutional network on MNIST, in two stages. Stage 0 is the first convolution with
-# its pooling, stage 1 is the rest. Batches have 256 images in 4 micro-batches, and the ranks no longer sleep. Three
-# ways run the same 12 steps of SGD: one process, the engine with GPipe, the engine with 1F1B.
+# its pooling, stage 1 is the rest. Batches have 256 images in 4 micro-batches, and the ranks no longer sleep to fill
+# their slots. Three ways run the same 12 steps of SGD: one process, the engine with GPipe, the engine with 1F1B.
 
 # %%
 import time
@@ -870,8 +869,8 @@ for name, ranks in pipelines.items():
 # Your numbers depend on your machine. Two stages with 4 micro-batches have a bubble of 1/5 of the total time, so the
 # best ratio is 1/2 divided by 4/5, which is 0.63. It is not reached: the stages do not take equally long, 6,272 bytes
 # for each image and direction go through the CPU's memory, and each op has a fixed cost. On a machine with two cores,
-# one process that uses both has no bubble at all. (If *all cores* is slower than one core, other programs use them.)
-# A pipeline pays where the model does not fit on one device.
+# one process that uses both has no bubble at all. (If *all cores* is slower than one core, other programs may be
+# using them.) A pipeline pays off where the model does not fit on one device.
 
 # %% [markdown]
 # ## 5. Break it: wrong gradients that train
@@ -912,12 +911,12 @@ for make_optimizer in (partial(torch.optim.SGD, lr=0.5), partial(torch.optim.Ada
 # cancels, and the run looks healthy. It is not: gradient clipping, weight decay that is added to the gradient (as in
 # `Adam`), and the norms in your logs all see the factor. Such factors have been found in large code bases: gradients
 # too large by the number of tokens ([torchtitan 2972](https://github.com/pytorch/torchtitan/issues/2972)), and
-# gradients divided once more in each of several steps that should add up ([torchtitan
+# gradients divided once more in each accumulation step ([torchtitan
 # 1733](https://github.com/pytorch/torchtitan/issues/1733)). Test with SGD, and compare gradients, not losses.
 #
 # ### A last micro-batch that is smaller
 #
-# The engine weighs micro-batches by their rows, and reads the sizes off the batch:
+# The engine weights micro-batches by their rows, and reads the sizes off the batch:
 
 
 # %%
@@ -989,8 +988,9 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
     print(f", {batches[0][0]} batches counted in one step" if any(batches) else "")
 
 # %% [markdown]
-# The running mean and variance move four times in a step instead of once, and each time towards the statistics of only eight rows. Layer normalisation works within a row. Transformers use it, which is one reason why they are easy
-# to pipeline. For a convolutional network, GPipe keeps the statistics of each micro-batch for training and gathers
+# The running mean and variance move four times in a step instead of once, and each time towards the statistics of
+# only eight rows. Layer normalisation works within a row. Transformers use it, which is one reason why they are easy
+# to pipeline. For a convolutional network, GPipe uses the statistics of each micro-batch for training and tracks
 # those of the whole batch for evaluation (Huang et al., section 2.2). **Group normalisation**, which takes its mean
 # over some channels of one image, avoids the question.
 #
@@ -1034,9 +1034,9 @@ for name, run in ways.items():
 # %% [markdown]
 # ## 6. Exercises: a schedule, and a cut for another
 #
-# In 5.4 you write a schedule, as in 5.2 and 5.3, a list with one entry per rank. `check` first tests whether it can run at all,
-# then simulates it with one unit of time for F and two for B, and compares it with a limit of time and a limit of
-# memory. It draws your schedule if it is right. To see it earlier, run
+# In 5.4 you write a schedule, as in 5.2 and 5.3: for each rank a list of ops. `check` first tests whether it can run
+# at all, then simulates it with one unit of time for F and two for B, and compares it with a limit of time and a
+# limit of memory. It draws your schedule if it is right. To see it earlier, run
 # `plots.gantt(schedules.simulate(interleaved(4, 8, 2)))`.
 
 # %%
@@ -1105,7 +1105,7 @@ check("5.4", interleaved)
 # Llama 3 8B the head has as many weights as 2.4 layers. The authors of Llama 3 405B gave the first and the last stage
 # one layer fewer each ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2). On a V both ends are on rank 0.
 # Here are 32 layers on four ranks. (The simulator gives both stages of a rank the same time, so it spreads the head's
-# 2.4 layers over rank 0's two.)
+# 2.4 layers over rank 0's two stages.)
 
 # %%
 for layers_of_rank in ([8, 8, 8, 8], [6, 9, 9, 8]):
@@ -1152,7 +1152,7 @@ check("5.7", cut_for_a_v)
 # %% [markdown]
 # ## 7. See it: five schedules, and how many chunks
 #
-# This is the lesson's explorer, with all five schedules. Move one slider at a time:
+# This is the lesson's explorer, with five of the seven schedules. Move one slider at a time:
 #
 # * Choose the interleaved schedule and add chunks. Then raise the hop latency: each micro-batch now pays it more
 #   often.

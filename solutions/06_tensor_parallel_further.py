@@ -54,8 +54,8 @@ hardware.report()
 #
 # ## 2. The smallest real run: the lesson's cuts
 #
-# These are the lesson's two functions and its cuts in place. Only `cut_half` has changed: it takes the pair of
-# functions that it puts around a half.
+# These are the lesson's two functions, $f$ and $g$, and its cuts in place. `cut_half` now takes the pair of functions
+# that it puts around a half, the attention or the MLP.
 
 
 # %%
@@ -137,7 +137,7 @@ print("largest difference:", check_equal(expected, launch(output_of_block, 2, te
 #
 # Between the halves each rank keeps $t/n$ of the tokens ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198),
 # section 4.2.2). Where a half begins, an all-gather fetches the other tokens; where it ends, a reduce-scatter gives
-# each rank the sum of its own.
+# each rank the sum for its own.
 
 
 # %%
@@ -311,7 +311,7 @@ check("6.5", SequenceParallelNorm)
 # ## 3. Predict, then measure: less memory
 #
 # A norm with the MLP behind it keeps these inputs for backward. The norm keeps $tW$ numbers, and two more for each
-# token, its mean and its deviation. `up` keeps $tW$, the GELU $4tW$, and `down` $4tW$.
+# token, its mean and its scale. `up` keeps $tW$, the GELU $4tW$, and `down` $4tW$.
 #
 # **Predict** the bytes, 4 a number, on each of 4 ranks with tensor parallelism, and with sequence parallelism as
 # well. Which of these tensors are cut?
@@ -442,7 +442,7 @@ def gated(rank, plan):
 
 # %% [markdown]
 # The plan `THREE` names the three layers. **Predict** how many all-reduces of $tW$ numbers a step has, forward and
-# backward. And how many, if the *module* has an entry as well, which makes its input a DTensor before both layers?
+# backward. And how many, if the *module* has an entry as well, which makes its input a DTensor before `w1` and `w3`?
 
 # %% tags=["prediction"]
 predicted = {"an entry for each layer": 3, "and one for the module": 2}
@@ -473,9 +473,9 @@ compare(
 #
 # ### A sum that autograd knows
 #
-# $g$ is a sum in forward and nothing in backward. Two collectives look like shorter ways to write it. The *functional*
-# ones, which return a new tensor, have a backward since PyTorch 2.11. The one in place has none. A rank's part counts
-# once in the sum, so its gradient should be 1. **Predict** both on 4 ranks.
+# $g$ is a sum in forward and nothing in backward. Two all-reduces look like shorter ways to write it. The
+# *functional* one, which returns a new tensor, has a backward since PyTorch 2.11. The one in place has none. A rank's
+# part counts once in the sum, so its gradient should be 1. **Predict** both on 4 ranks.
 
 # %% tags=["prediction"]
 predicted = {"functional": 4.0, "in place": 1.0}
@@ -596,8 +596,8 @@ report_clipping(launch(clip_and_step, 2, tensor_parallel))
 # %% [markdown]
 # Each rank finds a different norm and scales by a different factor, so the parameters that all ranks hold drift apart
 # in the first step. Adding up the squares of the local norms is not right either: it counts the replicated parameters
-# once per rank. With DTensors, PyTorch's function knows what each rank holds. It needs DTensors only, so the cell
-# below uses the plan with sequence parallelism, where the norms are DTensors too.
+# once per rank. With DTensors, PyTorch's function knows what each rank holds. Every parameter must be a DTensor, so
+# the cell below uses the plan with sequence parallelism, where those of the layer norms are, too.
 
 # %%
 report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
@@ -605,9 +605,8 @@ report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
 # %% [markdown]
 # ### 6.6 Clip by the global norm (2 points)
 #
-# `torch.nn.utils.clip_grad_norm_` on each rank would take the norm of what that rank holds. The ranks would then
-# scale by different factors, and the model would no longer be one model. The norm must be that of all gradients of
-# the whole model: every shard once, and every replicated parameter once, though each rank has a copy.
+# The norm must be that of all gradients of the whole model: every shard once, and every replicated parameter once,
+# though each rank has a copy.
 
 
 # %% nbgrader={"grade_id": "6.6", "solution": true}
@@ -645,9 +644,9 @@ check("6.6", clip_gradient_norm)
 # %% [markdown]
 # ### Bug hunt: two things called tensor parallelism
 #
-# You will find a model in `DistributedDataParallel` under the heading *Tensor Parallelism*, with the remark *creating a
-# large layer that can be split*, and next to it the line `tp_fc = RowwiseParallel(fc)`. Which part of the layer does a
-# rank hold in each case?
+# In tutorials you will find a model in `DistributedDataParallel` under the heading *Tensor Parallelism*, with the
+# remark *creating a large layer that can be split*, and next to it the line `tp_fc = RowwiseParallel(fc)`. Which part
+# of the layer does a rank hold in each case?
 
 
 # %%
@@ -672,8 +671,8 @@ print("in a plan, weights of shapes", launch(repaired, 2))
 
 # %% [markdown]
 # DDP splits nothing: 4,004,000 bytes are the whole layer. It is data parallelism. `RowwiseParallel` is no layer and
-# wraps none: it is a style, an entry of a plan for `parallelize_module`. By default it expects an input in columns;
-# this input is whole.
+# wraps none: it is a style, an entry of a plan for `parallelize_module`. By default it expects an input cut in
+# columns; this input is whole.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -706,10 +705,10 @@ plt.show()
 # ## 8. On a cluster
 #
 # * Sequence parallelism sends as much as tensor parallelism alone and keeps less, so use both together. The number of
-#   tokens has to be a multiple of the ranks.
+#   tokens has to be a multiple of the number of ranks.
 # * It is not context parallelism, in which attention itself is cut by tokens (chapter 10).
-# * Whole logits are large: 128,000 numbers for each token of Llama 3. Beside cutting the vocabulary, one can compute head
-#   and loss for some tokens at a time. `nn.LinearCrossEntropyLoss` does it with
+# * Whole logits are large: 128,000 numbers for each token of Llama 3. Besides cutting the vocabulary, one can compute
+#   head and loss for some tokens at a time. `nn.LinearCrossEntropyLoss` does it with
 #   `options=nn.LinearCrossEntropyOptions()` (since PyTorch 2.13).
 #
 # ## 9. Remember

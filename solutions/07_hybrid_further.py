@@ -5,7 +5,7 @@
 # over two kinds of links, which grid suits a model of 70 billion parameters on 64 GPUs, and which ranks draw the same
 # random numbers. At the end you place the dimensions on machines.
 #
-# Run the parts in their order, because some use what an earlier one defines. None needs an answer from the lesson.
+# Run the parts in order: some use what an earlier one defines. None needs an answer from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -51,7 +51,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 
 def hierarchical_all_reduce(tensor, inside, between):
-    """Adds up `tensor` over the ranks of a grid, in place; its size divides by the ranks inside."""
+    """Adds up `tensor` over the ranks of a grid, in place; its size is a multiple of the ranks inside."""
     parts = list(tensor.chunk(dist.get_world_size(inside)))
     mine = torch.empty_like(parts[0])
     dist.reduce_scatter(mine, parts, group=inside)
@@ -128,16 +128,16 @@ compare(
 
 # %% [markdown]
 # On a flat ring of $n = 8$ every rank sends $2(n-1)/n$ of the $S$ bytes. On $k$ machines of $g$ ranks, a rank sends
-# $(g-1)/g \cdot S$ in each of the steps 1 and 3, and $2(k-1)/k$ of its part $S/g$ between machines: 1,024 bytes, and
-# all four ranks do so at the same time. NCCL is
+# $(g-1)/g \cdot S$ in each of the steps 1 and 3, and $2(k-1)/k$ of its part $S/g$ between machines: here 1,024 bytes,
+# and all four ranks do so at the same time. NCCL is
 # [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks at the links and
 # chooses its own routes. Chapter 8 separates the three steps, and between them a rank holds only its part: HSDP, in
 # `08_fsdp_further`.
 #
 # ## 4. By hand: a grid for 70 billion parameters
 #
-# How does one choose $d$, $p$ and $t$? Take this case: 70 billion parameters, 80 layers of width 8,192, sequences of
-# 4,096 tokens, on 64 GPUs of 80 GB, 8 in a machine. There are three conditions.
+# How does one choose $d$ (data), $p$ (pipeline) and $t$ (tensor)? Take this case: 70 billion parameters, 80 layers of
+# width 8,192, sequences of 4,096 tokens, on 64 GPUs of 80 GB, 8 in a machine. There are three conditions.
 #
 # * $d \cdot p \cdot t = 64$, and $t$ is at most 8, so that a tensor group stays inside a machine.
 # * $p$ divides the 80 layers, and each copy gets at least one sequence.
@@ -152,7 +152,7 @@ compare(
 # are left out. The assumed speeds are 400 TFLOP/s a GPU, 250 GB/s for rings inside a machine, and 25 GB/s between
 # machines.
 #
-# **Predict:** which $t$ has the fastest grid for a batch of 32 sequences, and which for one of 1,024?
+# **Predict:** which $t$ does the fastest grid have for a batch of 32 sequences, and which for one of 1,024?
 
 # %% tags=["prediction"]
 predicted = {"t for 32 sequences": 8, "t for 1,024 sequences": 2}
@@ -244,7 +244,7 @@ except RankFailure as failure:
 # All ranks finished, and both of rank 0's sums are wrong. Only `launch` compares which groups the ranks make;
 # torchrun says nothing. Rank 0's row is its third group, and the third group of the others is the column [0, 2], so
 # its row connects it to rank 2. With other lists, a rank waits in `new_group` until the time limit, half an hour with
-# gloo. To repair it, make all groups in one order on every rank, in a function or with `init_device_mesh`.
+# gloo. To repair it, make all groups in the same order on every rank, in one function or with `init_device_mesh`.
 #
 # ### Seeds: the same random numbers, or others
 #
@@ -259,8 +259,8 @@ except RankFailure as failure:
 # | dropout of columns that a tensor group has cut | data, pipeline, tensor | nothing |
 # | the order of the rows in an epoch | nothing | everything: rows are dealt out from one order |
 #
-# A seed that differs along some dimensions only is made of those coordinates. **Predict** how many different seeds
-# there are on the 2 x 2 x 2 grid for the second and the fourth line of the table.
+# A seed that differs along some dimensions only is computed from those coordinates. **Predict** how many different
+# seeds there are on the 2 x 2 x 2 grid for the second and the fourth row of the table.
 
 # %% tags=["prediction"]
 DIFFER = {
@@ -333,10 +333,11 @@ for what, number in different.items():
 # groups stay inside: the ranks of a group are neighbours in the last dimension, and far apart in the first. Find the
 # order that costs least.
 #
-# Count like this. Ranks are numbered with the last dimension of the order changing fastest, and fill one machine after
-# the other. In a step, every rank sends `sent[name]` bytes to its group of a dimension. That takes `sent[name] /
-# inside` seconds if *each* of the dimension's groups lies within one machine, else `sent[name] / between`, because a
-# step waits for the slowest. The dimensions' times add up. A dimension of size 1 sends nothing.
+# Count like this. Ranks are numbered with the last dimension of the order changing fastest, and fill one machine
+# after the other. In a step, every rank sends `sent[name]` bytes within its group along `name`. That takes
+# `sent[name] / inside` seconds if *each* of the dimension's groups lies within one machine, else `sent[name] /
+# between`, because a step waits for the slowest group. The dimensions' times add up. A dimension of size 1 sends
+# nothing.
 
 # %%
 import itertools
@@ -387,12 +388,12 @@ check("7.5", cheapest_placement)
 #   the host name on each rank once, before you trust a grid.
 # * **`NCCL_DEBUG=INFO`** says which routes NCCL has chosen for each group, rings or trees, and over which adapter.
 # * *An odd machine* (7 GPUs because one is broken) makes groups that cross its border. Leave the whole machine out.
-# * *A change of the grid* needs another checkpoint, or one that any grid can read: chapter 8.
+# * *A change of the grid* needs a converted checkpoint, or one that any grid can read: chapter 8.
 #
 # ## 9. Remember
 #
 # 1. On two kinds of links, add up inside, then between, then share: a rank sends only its part over the slow link.
-# 2. A seed differs along the dimensions along which *different* numbers are drawn, and is the same along the others.
+# 2. A seed differs along the dimensions along which the numbers must differ, and is the same along the others.
 # 3. Memory says which grids are possible, and the batch says which one is fast: as it grows, the bubble's share
 #    shrinks and the all-reduces grow.
 #

@@ -26,7 +26,7 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: quarters of a page, and two sites
 #
-# In the lesson four buildings share out every page and send the quarters round when the page is in use. With a
+# In the lesson four buildings share out every page and send the quarters round when the page is needed. With a
 # thousand buildings on many sites that is a lot of travel for each page. So each site keeps a whole blueprint, shared
 # out among its buildings: quarters travel inside the site, and only change notes travel between sites.
 #
@@ -121,8 +121,8 @@ print("fully_shard on 2 ranks, largest difference from one process:", difference
 # `set_requires_gradient_sync(False)` only the last one does. That saves messages, but gives up the memory that sharded
 # gradients save: until the last backward every rank keeps whole gradients.
 #
-# **Predict** both, for a step of two micro-batches on 2 ranks. In each, the root unit stays gathered from forward to
-# backward, so it is gathered once, and the blocks twice.
+# **Predict** both, for a step of two micro-batches on 2 ranks. In each micro-batch the root unit stays gathered from
+# forward to backward, so it is gathered once, and the blocks twice.
 
 # %% tags=["prediction"]
 n, P = 2, 4 * PARAMETERS  # ranks, and bytes of all parameters
@@ -318,9 +318,9 @@ values = launch(train_wrapped, 2, lambda model: wrap(recompute_between(model, []
 print("by operation, largest difference from one process:", check_equal(expected, values))
 
 # %% [markdown]
-# No product is computed twice, and a third of the memory is saved. Recomputing everything saves seven eighths. Programs
-# choose between the two: torchtitan keeps attention's result and every second product. Chapter 12's *selective* is
-# Megatron-LM's choice: only attention is computed again.
+# No product is computed twice, and a third of the memory is saved. Recomputing everything saves seven eighths.
+# Programs take a middle way: torchtitan keeps attention's result and every second product. Chapter 12's *selective*
+# is Megatron-LM's choice: only attention is computed again.
 
 # %% [markdown]
 # ### Hybrid shards on a mesh of two dimensions
@@ -390,9 +390,9 @@ compare(
 #
 # ### FSDP x tensor parallelism
 #
-# On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts the layers among the
-# ranks of a machine (chapter 6), then `fully_shard` shards each rank's part among the machines. A DTensor then has a
-# placement for each dimension. The order matters: tensor parallelism first, FSDP last.
+# On the same kind of mesh the inner dimension can serve tensor parallelism. `parallelize_module` cuts the layers
+# among the ranks of a machine (chapter 6), then `fully_shard` shards each rank's part among the machines. A DTensor
+# then has a placement for each mesh dimension. The order matters: tensor parallelism first, FSDP last.
 
 # %%
 from torch.distributed.tensor.parallel import (
@@ -486,9 +486,9 @@ print("of the clipped gradients:", check_equal(flat(p.grad for p in single.param
 # %% [markdown]
 # ### `torch.compile`, block by block
 #
-# `torch.compile` runs your Python code once, notes the operations in a graph, and lets a backend make kernels of it.
-# Compile each block, then wrap: what `fully_shard` does before and after a block stays outside of its
-# graph. The backend below makes no kernels. It keeps the graph and runs its operations one by one.
+# `torch.compile` follows your Python code once, notes the operations in a graph, and lets a backend make kernels of
+# it. Compile each block, then wrap: what `fully_shard` does before and after a block stays outside of its graph. The
+# backend below makes no kernels. It keeps the graph and runs its operations one by one.
 #
 # **Predict** how many graphs a rank makes of its four blocks, in three steps.
 
@@ -530,8 +530,8 @@ compare(
 )
 
 # %% [markdown]
-# A batch of another shape needs another graph, and that step takes many times as long. `inductor` needs a compiler on
-# the machine: Triton for a GPU, C++ for a CPU.
+# The first batch of another shape needs another graph, and that step takes many times as long. `inductor` needs a
+# compiler on the machine: Triton for a GPU, C++ for a CPU.
 #
 # ### CPU offload: shards in the host's memory
 #
@@ -559,10 +559,10 @@ print(
 # %% [markdown]
 # ### A half-written checkpoint is never taken for a whole one
 #
-# A rank can die while it writes. Below, rank 1 is killed (`SIGKILL`) in the middle of a save, after the other rank has
-# written its file. Two things keep the half-written checkpoint from being loaded. DCP writes `.metadata` last, after
-# every rank has reported that it is done. And `save_whole` gives the folder its name only then. Programs look for
-# finished names only.
+# A rank can die while it writes. Below, rank 1 is killed (`SIGKILL`) in the middle of a save, after the other rank
+# has written its file. Two things keep the half-written checkpoint from being loaded. DCP
+# (`torch.distributed.checkpoint`) writes `.metadata` last, after every rank has reported that it is done. And
+# `save_whole` gives the folder its name only then. Programs look for finished names only.
 
 # %%
 import torch.distributed.checkpoint as dcp
@@ -688,8 +688,8 @@ def error_of_loading(rank, folder):
 print("loading the torn one raises:", launch(error_of_loading, 1, torn)[0])
 
 # %% [markdown]
-# A checkpoint does get lost when every save goes into the *same* folder. The old `.metadata` is still there when only
-# some new files are.
+# A checkpoint does get lost when every save goes into the *same* folder. In the middle of a save, the old `.metadata`
+# lies beside old and new files.
 
 # %%
 import warnings
@@ -725,7 +725,7 @@ print("    from the state after four steps:", largest_difference(after_four, mix
 #
 # `dcp.async_save` copies the state to the host's memory and returns. A thread writes the copy while training goes on.
 # The ranks' threads talk to each other too. They need a process group of their own, or their calls mix with those of
-# training. Here the thread begins to write only when training is two steps ahead.
+# training. Here `async_save` is called after step 2, and the thread begins to write after step 4.
 #
 # **Predict** which step's state is saved, and the bytes of a rank's copy. There are 2 ranks, and the optimizer is SGD
 # with momentum.
@@ -859,8 +859,8 @@ def read_safetensors(path):
 
 
 # %% [markdown]
-# Three ranks train and write, two read. **Predict** the bytes that the ranks send for it, and those of the file without
-# its header.
+# Three ranks train and write, two read. **Predict** the bytes that they send each other for this, and the size of the
+# file without its header.
 
 # %% tags=["prediction"]
 predicted = {"bytes sent": 0, "bytes of the tensors": P}
@@ -1034,7 +1034,7 @@ compare(predicted, dict(zip(predicted, of_kinds)))
 # %% [markdown]
 # The full one brings the whole model to every rank: exactly what does not fit. With `cpu_offload=True` rank 0 alone
 # gets it, one tensor at a time, in the host's memory. Checkpoints do not need it: save the shards. To hand a model to
-# somebody else, take the third kind, and call it on all ranks.
+# somebody else, take the third kind; all ranks have to make the call.
 #
 # ### Clipping by a local norm
 #
@@ -1153,10 +1153,10 @@ check("8.3", FlatLayout)
 #
 # * `tensor.untyped_storage().resize_(0)` frees the memory but keeps the tensor, also where autograd has kept it for
 #   backward. `resize_(bytes)` gets memory again; what was in it is lost. A write into a tensor that autograd has kept
-#   is an error. Autograd does not see one through `tensor.data`, taken beforehand.
-# * `register_forward_pre_hook` and `register_forward_hook` call you before and after a layer's forward.
-#   `tensor.grad_fn.register_prehook` calls you when backward arrives at this tensor.
-#   `register_post_accumulate_grad_hook` calls you when a parameter's gradient is complete.
+#   is an error. Autograd does not see a write through `tensor.data`, taken beforehand.
+# * `register_forward_pre_hook` and `register_forward_hook` call your function before and after a layer's forward.
+#   `tensor.grad_fn.register_prehook` calls it when backward reaches this tensor. `register_post_accumulate_grad_hook`
+#   calls it when a parameter's gradient is complete.
 # * Attributes in `vars(layer)` are found before registered parameters: `vars(layer)["weight"] = whole`
 #   shows forward the whole weight, while `layer.parameters()` still gives the shard.
 #
@@ -1166,10 +1166,10 @@ check("8.3", FlatLayout)
 #   One communicator of NCCL runs its calls one after the other: a gather that is started behind a
 #   reduction waits for it. So that the two can overlap, give each kind a group of its own
 #   (`dist.new_group`).
-# * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of the next can
-#   run. Allow one layer ahead and one unfinished reduction: more would hold what sharding has just saved.
-# * **Views.** A layer's output may be a view, and an operation in place, such as `nn.ReLU(inplace=True)`, replaces a
-#   view's `grad_fn`. Its base's, `output._base.grad_fn`, stays.
+# * **Prefetch.** Backward meets the layers in the reverse of forward's order. While one computes, the gather of the
+#   next can run. Allow one layer ahead and one unfinished reduction: more would hold what sharding has just saved.
+# * **Views.** A layer's output may be a view. An operation in place, such as `nn.ReLU(inplace=True)`, takes its
+#   `grad_fn` out of the graph; its base's, `output._base.grad_fn`, stays in.
 #
 # Work in four steps, and run the check after each: it goes on after a line that fails, so it shows how far you are.
 #
@@ -1399,8 +1399,8 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
 
 # %% [markdown]
 # Four ranks have saved, and two go on, or three, or sixteen. Write the function that turns one run's parts into parts
-# for another. They come in any order: file names sorted as text put rank 10 before rank 2. If one is missing, the rest
-# is no checkpoint.
+# for another. The saved parts come in any order: file names sorted as text put rank 10 before rank 2. If one is
+# missing, the rest is no checkpoint.
 
 
 # %% nbgrader={"grade_id": "8.5", "solution": true}
@@ -1459,9 +1459,10 @@ check("8.5", reshard)
 # %% [markdown]
 # ## 7. See it: what leaves a machine
 #
-# Machines of eight GPUs train the ZeRO paper's model of 7.5 billion parameters, in 16 bits. How many GB leave a machine
-# in a step, with one ring through all ranks, and with hybrid shards? The ring leaves a machine at one rank, with what
-# every rank sends. Hybrid shards cross in eight all-reduces, each of an eighth.
+# Machines of eight GPUs train the ZeRO paper's model of 7.5 billion parameters, in 16 bits. How many GB leave a
+# machine in a step, with one ring through all ranks, and with hybrid shards? In the ring, one rank of each machine
+# sends to the next machine, as much as every rank sends. Hybrid shards cross in eight all-reduces, each of an eighth
+# of the gradients.
 
 
 # %%
@@ -1479,7 +1480,7 @@ for machines in (2, 8, 64):
 
 # %% [markdown]
 # *With one ring, nearly three times the bytes of the parameters leave each machine; with hybrid shards, less than
-# twice. The all-reduces of hybrid shards can hide behind backward, while a gather is needed at once.*
+# twice. The all-reduces of hybrid shards can hide behind backward, while a layer cannot begin before its gather.*
 #
 # ## 8. On a cluster
 #
@@ -1490,9 +1491,9 @@ for machines in (2, 8, 64):
 # * **Checkpoints.** Each has its own folder, which gets its name when it is whole, as in `cluster/train.py`.
 # * **Clipping.** With tensor parallelism on a part of the layers, take the norm on each mesh and clip by the norm of
 #   all: section 4.
-# * **Explicit prefetch.** The host asks for a gather only when its Python gets there. Where that is too late, say
-#   beforehand which units follow (`set_modules_to_backward_prefetch` does the same for backward, in reversed order).
-#   Each further unit takes memory.
+# * **Explicit prefetch.** The host asks for a gather only when its Python code reaches that unit. Where that is too
+#   late, say beforehand which units follow (`set_modules_to_backward_prefetch` does the same for backward, in
+#   reversed order). Each further unit takes memory.
 #
 #   ```python
 #   for block, *following in zip(model.blocks, model.blocks[1:], model.blocks[2:]):
@@ -1500,10 +1501,11 @@ for machines in (2, 8, 64):
 #   ```
 #
 # * **Eight bits.** [torchao](https://docs.pytorch.org/ao/stable/) and Transformer Engine multiply in float8, and with
-#   torchao `fully_shard` gathers weights in it. MXFP8 and NVFP4 have a scale for each 32 or 16 numbers. All need GPUs
-#   from Hopper or Blackwell on. The planner counts float8: `plan --precision fp8`.
-# * **Branches.** If ranks take different branches inside a unit, each has gradients for other parameters, and the
-#   reductions do not match. Since PyTorch 2.13 `set_reduce_scatter_unused_params(True)` sends zeros for those without.
+#   torchao `fully_shard` gathers weights in it. MXFP8 and NVFP4 (four bits) have a scale for each 32 or 16 numbers.
+#   Float8 needs Ada GPUs or newer, these two Blackwell. The planner counts float8: `plan --precision fp8`.
+# * **Branches.** If ranks take different branches inside a unit, they have gradients for different parameters, and
+#   the reductions do not match. Since PyTorch 2.13 `set_reduce_scatter_unused_params(True)` sends zeros for those
+#   without.
 #
 # Older code has `FullyShardedDataParallel`, FSDP1. These are its names and today's:
 #

@@ -230,7 +230,8 @@ while first_life:  # the others wait, and are well
 supervise(program, workers=3, max_restarts=2, patience=5)
 
 # %% [markdown]
-# The collective's time limit (lesson, section 5) says that some rank hangs. The heartbeat says which.
+# The collective's time limit (lesson, section 5) says that some rank hangs. The heartbeat says which: the one silent
+# for longest.
 #
 # ### With PyTorch: what each option of torchrun costs
 #
@@ -251,10 +252,11 @@ supervise(program, workers=3, max_restarts=2, patience=5)
 # of 10 s makes everybody wait for a node that is really gone. A last call of 2 s starts without a node that would
 # have come a second later, and then everybody restarts for it.
 #
-# The variable in front of the lesson's command is about a second store. The agents' rendezvous has one, and the
-# workers have one in which `init_process_group` finds the others. With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` every
-# worker group gets a new one. By default an agent keeps one store for all of its groups, and that has not always
-# survived a change of members ([issue 135712](https://github.com/pytorch/pytorch/issues/135712), [pull request
+# The variable in front of the lesson's command is about the second of two stores. The agents' rendezvous has one, and
+# the workers have one through which `init_process_group` finds the other ranks. With
+# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` every worker group gets a new one. By default an agent keeps one store for
+# all of its groups, and that has not always survived a change of members ([issue
+# 135712](https://github.com/pytorch/pytorch/issues/135712), [pull request
 # 167302](https://github.com/pytorch/pytorch/pull/167302)).
 
 # %% [markdown]
@@ -314,9 +316,9 @@ check("9.5", elastic_limits)
 # Somebody has to say who belongs to the group: here a list in a store of this notebook does, and every new list gets a
 # new number.
 #
-# A member that is killed takes nothing along. In data parallelism each rank has the whole model, so the others go on
-# with the step that failed, and share its samples out anew. One that comes late gets parameters and optimizer state
-# from a neighbour, and nobody reads a checkpoint.
+# A member that is killed takes nothing with it. In data parallelism each rank has the whole model, so the others go
+# on with the step that failed, and share its samples out anew. One that comes late gets parameters and optimizer
+# state from another member, and nobody reads a checkpoint.
 
 # %% tags=["nbval-ignore-output"]
 from course_hosts.growing import Members, batch, recorded, why_not
@@ -388,8 +390,8 @@ member.leave(step, parameters_to_vector(model.parameters()))
 # on. When they are in step 10, d is started. It says that it is ready, a new list calls all three together, and they
 # meet when step 10 is done.
 #
-# **Predict** how often a computes gradients, for 20 steps; of how many samples in all gradients are part of the result
-# (a step has 24); and how many steps d trains.
+# **Predict** how often a computes gradients, for steps 0 to 19; how many samples in all contribute gradients to the
+# result (a step has 24); and how many steps d trains.
 
 # %% tags=["prediction"]
 predicted = {"steps that a computes": 20 + 1, "samples in the result": 20 * 24, "steps of d": 9}
@@ -498,9 +500,9 @@ print(
 # counted again: a replica is given up when its heartbeat has been missing for 5 s. A step took 6 to 8 ms, and one with
 # a plain `all_reduce` 1.3 to 1.7 ms.
 #
-# A restart, by torchrun, costs a new rendezvous, new processes with their imports, a checkpoint to read, and the steps
-# since it was written. In three runs of the lesson's job it took 9 to 14 s after a worker was killed, on two busy
-# cores, too, and 12 to 21 s after a node.
+# A restart, by torchrun, costs a new rendezvous, new processes with their imports, a checkpoint to read, and the
+# steps since it was written. In three runs of the lesson's job, also on two busy cores, it took 9 to 14 s after a
+# worker was killed, and 12 to 21 s after a node.
 
 # %%
 import matplotlib.pyplot as plt
@@ -517,7 +519,8 @@ ch09.until_a_step_counts(seconds)
 plt.show()
 
 # %% [markdown]
-# *A dot is a run; the first was measured above. Who goes on starts no Python and no PyTorch, and reads no checkpoint.*
+# *A dot is a run; the first was measured above. A member that goes on starts no Python, loads no PyTorch and reads no
+# checkpoint.*
 #
 # ### 9.7 Who gives what to whom (2 points)
 #
@@ -634,8 +637,8 @@ with no_survivors() as job:  # ends all processes that carry its name in their e
 
 # %% [markdown]
 # On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. End an orphan by its id: `pkill
-# python` ends other people's work as well. The repair is to have no fixed port. With port 0 the system chooses one,
-# and torchrun with the c10d rendezvous chooses a free one.
+# python` ends your other work as well. The repair is to have no fixed port. With port 0 the system chooses one, and
+# torchrun with the c10d rendezvous chooses a free one.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -649,8 +652,8 @@ with no_survivors() as job:  # ends all processes that carry its name in their e
 # ## 7. See it: failures by dice
 #
 # The lesson has a formula, to first order, for the share of time that is lost. Here failures come at random, with the
-# same probability at every moment, also while the job saves or recovers. The points are simulated, and the line is
-# the formula.
+# same probability at every moment, also while the job saves, but not while it recovers. The points are simulated, and
+# the line is the formula.
 
 # %%
 import math
@@ -695,13 +698,13 @@ for tau in (best, 200):
 # ### The same cells on a cluster
 #
 # `launch` starts its ranks on one machine. For several hosts one usually leaves the notebook and writes a script for
-# torchrun, but a cell can run over several hosts too. On each host stands an *engine*, a process of
+# torchrun, but a cell can run over several hosts too. Each host runs an *engine*, a process of
 # [ipyparallel](https://ipyparallel.readthedocs.io) that runs calls for somebody elsewhere. A *controller* carries the
 # calls between a notebook and its engines. An *agent* in each engine starts the ranks there as they are started here.
 #
 # To try it you need a second host. The next cell makes one where it may (Linux, as root): a *network namespace*,
 # which has its own interfaces and addresses, and a virtual cable to this machine. Elsewhere two engines on this
-# machine play the hosts. All prints are the same. Without ipyparallel, which the course does not install by itself,
+# machine play the hosts. The output is the same. Without ipyparallel, which the course does not install by itself,
 # the launches of this section stay on this machine.
 
 # %% tags=["nbval-ignore-output"]
@@ -820,8 +823,8 @@ if two:
 # %% [markdown]
 # ### What to type on a cluster
 #
-# Each host has the same Python, PyTorch and course, at best in the same folders. Then type this where your notebook
-# runs, with an address that the other hosts reach:
+# Each host has the same Python, PyTorch and course, preferably in the same folders. Then type this where your
+# notebook runs, with an address that the other hosts can reach:
 #
 # ```console
 # ipcontroller --ip=ADDRESS --location=ADDRESS --IPController.enable_curve=True

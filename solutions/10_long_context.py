@@ -2,8 +2,8 @@
 # # 10. Long context: one sequence in several buildings
 #
 # Every chapter so far has cut a batch or a model. In attention, all tokens of a sequence were still on one rank. But
-# twice as many tokens need twice the room for activations and four times the work in attention, and at some length
-# they no longer fit. In **context parallelism** each rank has some tokens of every sequence, in every layer.
+# twice as many tokens need at least twice the room for activations and four times the work in attention, and at some
+# length they no longer fit. In **context parallelism** each rank has some tokens of every sequence, in every layer.
 #
 # Norms, MLPs and the output layer treat each token alone. Attention does not. You learn three ways to compute it,
 # forward and backward, count what each one sends, and train a language model on cut sequences.
@@ -52,7 +52,7 @@ plt.show()
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | order with many parts | a sequence of $T$ tokens | one row of the batch; a rank has $t = T/n$ tokens of it |
+# | order with many parts | a sequence of $T$ tokens | one row of the batch; each of $n$ ranks has $t = T/n$ tokens of it |
 # | questions | **queries** $Q$ | one for each token and head |
 # | cards | **keys** $K$ and **values** $V$ | what a query is compared with, and what it collects |
 # | cards that go round | **ring attention** | $n - 1$ hops to the next rank |
@@ -114,7 +114,7 @@ compare(
 # %% [markdown]
 # ### 10.1 Merge two partial results (2 points)
 #
-# Write the formula as real scores need it: exact, stable, and right where one of the two sides has seen no key at all.
+# Write the formula as real scores need it: exact, stable, and right where one side, or both, has seen no key at all.
 # Then its logsumexp is minus infinity, and its output may be anything.
 
 
@@ -235,9 +235,10 @@ plt.show()
 # *Left, all ranks wait for the last one. Right, each has one chunk from the front and one from the back.*
 #
 # The cut at the right is the **zig-zag**: rank $r$ has chunk $r$ and its mirror image, chunk $2n - 1 - r$ ([Zhu
-# 2024](https://github.com/zhuzilin/ring-flash-attention); PyTorch says *head-tail*). Of every other rank's keys a rank
-# then needs two pairs of chunks, so all ranks have the same work at every moment. *Striped attention*, which deals out
-# single tokens, is almost as fair ([Brandon et al. 2023](https://arxiv.org/abs/2311.09431)).
+# 2024](https://github.com/zhuzilin/ring-flash-attention); PyTorch says *head-tail*). With the keys of each other
+# rank, a rank then computes two pairs of chunks, so all ranks have the same work at every moment. *Striped
+# attention*, which deals out single tokens, is almost as fair ([Brandon et al.
+# 2023](https://arxiv.org/abs/2311.09431)).
 
 
 # %%
@@ -248,16 +249,16 @@ def zigzag(rank, ranks):
 # %% [markdown]
 # ### 10.2 The tokens of a rank in a zig-zag, of packed documents (1 point)
 #
-# Several documents are often packed into one sequence, one behind the other. No query sees another document, so a
-# zig-zag over all of them would not share the work out evenly: each document needs its own. Cut each into $2n$ chunks.
-# Rank $r$ gets the $r$-th from the front and the $r$-th from the back.
+# Several documents are often packed into one sequence, one after another. No query sees another document, so a
+# zig-zag over all of them would not share the work out evenly: each document needs its own. Cut each into $2n$
+# chunks. Rank $r$ gets the $r$-th from the front and the $r$-th from the back.
 
 
 # %% nbgrader={"grade_id": "10.2", "solution": true}
 def zigzag_indices(lengths: list[int], ranks: int, rank: int) -> Tensor:
     """Returns the places in the sequence, int64 in ascending order, of the tokens that `rank` has.
 
-    The sequence has documents of `lengths` tokens, one behind the other. Of each document the rank has
+    The sequence has documents of `lengths` tokens, one after another. Of each document the rank has
     chunks `rank` and `2 * ranks - 1 - rank` of `2 * ranks` equal chunks. Raises ValueError, naming the
     length and `2 * ranks`, where that does not divide a length.
     """
@@ -385,10 +386,11 @@ check("10.3", ring_attention)
 #
 # * **All-gather.** Each rank gets all keys and values at once, as in Llama 3 ([Llama Team
 #   2024](https://arxiv.org/abs/2407.21783), section 3.3.2). The queries of all ranks have used a rank's keys, so in
-#   backward their gradient is a sum over the ranks: a reduce-scatter.
+#   backward the gradient of these keys is a sum over the ranks: a reduce-scatter.
 # * **By heads.** Each rank gets *all tokens of some heads*. An **all-to-all**, in which every rank sends a piece to
-#   each other one, turns $t$ tokens of all heads into $T$ tokens of $H/n$ heads: for queries, for keys, for values,
-#   and for the outputs back. This is **Ulysses** ([Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3).
+#   every other rank, turns $t$ tokens of all heads into $T$ tokens of $H/n$ heads: for queries, for keys, for values,
+#   and the other way for the outputs. This is **Ulysses** ([Jacobs et al. 2023](https://arxiv.org/abs/2309.14509),
+#   section 3).
 #
 # Now tokens lie rank by rank, not in the order of the sequence. So the mask comes from their `positions`: a query sees
 # the keys that stand no later than itself in the sequence.
@@ -436,7 +438,7 @@ def gathered(q, k, v, layout, group=None):
 
 # %%
 class Swap(torch.autograd.Function):
-    """Cuts a tensor in one dimension, sends piece i to rank i, and joins what comes in another."""
+    """Cuts a tensor along one dimension, sends piece i to rank i, and joins along another what comes."""
 
     @staticmethod
     def forward(ctx, x, cut, join, group):
@@ -463,10 +465,10 @@ def by_heads(q, k, v, layout, group=None):
 # %% [markdown]
 # ### 10.5 Heads for sequence, with grouped heads (2 points)
 #
-# Write Ulysses' first step better: from some tokens of all heads to all tokens of some heads. `by_heads` makes three
-# all-to-alls, for queries, keys and values. One is enough. Besides, today's models have fewer heads of keys and values
-# than of queries (**grouped-query attention**), often fewer than there are ranks. Then a head is sent to each rank
-# whose queries it serves. You may use `Swap`.
+# Improve the first step of Ulysses: from some tokens of all heads to all tokens of some heads. `by_heads` makes three
+# all-to-alls, for queries, keys and values. One is enough. Besides, today's models have fewer heads of keys and
+# values than of queries (**grouped-query attention**), often fewer than there are ranks. Then a head is sent to each
+# rank whose queries it serves. You may use `Swap`.
 
 
 # %% nbgrader={"grade_id": "10.5", "solution": true}
@@ -477,7 +479,7 @@ def heads_for_sequence(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     Each head of k and v serves H / G heads of q that lie together. Rank r gets the r-th of n equal groups
     of q's heads, and of k and v the heads that serve these: the r-th of n groups or, where G < n, one
     head, which goes to n / G ranks. Raises ValueError, naming both numbers, where n does not divide H, or
-    where of n and G neither divides the other.
+    where neither of n and G divides the other.
 
     Backward gives each rank the gradients of its own q, k and v. One all-to-all in forward, one in
     backward, of no more heads than the ranks need; the arguments do not change.
@@ -502,8 +504,8 @@ check("10.5", heads_for_sequence)
 # %% [markdown]
 # ### What leaves a rank, and what it holds
 #
-# Call $S$ the bytes of a rank's keys. Its values, queries and outputs have as many. In the all-gather, on a ring,
-# every rank sends all keys and values but those of its neighbour, $2S(n-1)$ bytes.
+# Call $S$ the bytes of a rank's keys. Its values, queries and outputs have as many. If the all-gather runs on a ring,
+# every rank sends all keys and values but those of the next rank, $2S(n-1)$ bytes.
 #
 # **Predict** what leaves each of 4 ranks in forward, compared with that (1 means as much). In an all-to-all a rank
 # keeps one piece of $n$, and sends each other piece once.
@@ -587,9 +589,9 @@ compare(
 )
 
 # %% [markdown]
-# The ring divides by $4n^2$, the others by $n$ (by heads there are $H/n$ heads). A **fused kernel** such as
-# FlashAttention never writes the scores to memory: it does inside a GPU, tile by tile, what the ring does between
-# GPUs. Then $K$ and $V$ are what remains: all of them with an all-gather, a part in the ring.
+# The ring divides these bytes by $4n^2$, the others by $n$ (by heads, a rank has $H/n$ heads). A **fused kernel**
+# such as FlashAttention never writes the scores to memory: it does inside a GPU, tile by tile, what the ring does
+# between GPUs. Then $K$ and $V$ are what remains: all of them with an all-gather, a part in the ring.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: backward, a model, and a plan
@@ -604,7 +606,7 @@ predicted = {"backward, times forward": 2.0}
 
 # %% [markdown]
 # Take one pair of chunks, with weights $P$, the gradient $dO$ of the output, and $\delta$, the sum over the width of
-# $dO \circ O$. $D$ is the width of a head (Dao et al. 2022, appendix B.2):
+# $dO \circ O$. $D$ is the width of a head, $dS$ the gradient of the scores (Dao et al. 2022, appendix B.2):
 #
 # $$dV = P^\top dO, \qquad dS = P \circ (dO\, V^\top - \delta), \qquad
 # dQ = dS\, K / \sqrt{D}, \qquad dK = dS^\top Q / \sqrt{D}.$$
@@ -688,8 +690,8 @@ def ring(q, k, v, layout, group=None):
 # %% [markdown]
 # ### 10.4 Ring attention with its backward (4 points)
 #
-# Write your ring of 10.3 as an `autograd.Function`. Forward keeps what backward needs, which is not the other ranks'
-# keys and values: they come round a second time, and their gradients follow them home. The hops of keys and values are
+# Write your ring of 10.3 as an `autograd.Function`. Forward keeps what backward needs, but not the other ranks' keys
+# and values: they come round a second time, and their gradients follow them home. The hops of keys and values are
 # hidden in both passes. You may use `attend`, `merged`, `attend_backward` and `pass_on`.
 
 
@@ -820,10 +822,11 @@ for name, count in sorted(in_backward.items()):
 # | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads of queries |
 # | ring | $6S(n-1)$ | its own keys and values, and one more set | each hop has to hide behind computing |
 #
-# With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. If there are more
-# ranks than heads of keys, several ranks get copies of one head (exercise 10.5). The ways also multiply: by heads inside a
-# machine, a ring between machines (*USP*, in the further notebook). The computing of a hop grows with $t^2$ and its bytes
-# with $t$, so above some length the hops cost no time (Liu et al. 2023, section 3).
+# With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. By heads, if
+# there are more ranks than heads of keys, several ranks get copies of one head (exercise 10.5). The ways can be
+# combined: by heads inside a machine, a ring between machines (*USP*, in the further notebook). The computing of a
+# hop grows with $t^2$ and its bytes with $t$, so above some length the hops cost no time (Liu et al. 2023, section
+# 3).
 #
 # ### A language model on cut sequences
 #
@@ -909,9 +912,10 @@ for data, context, name in [(1, 4, "ring"), *((2, 2, name) for name in ways)]:
 # %% [markdown]
 # ### With PyTorch: a plan
 #
-# PyTorch's own is experimental, with private names. A style for `parallelize_module` (chapter 6) stands around the module
-# that attends; `_context_parallel_shard` cuts the tensors, by head and tail. With `SDPA` it needs a kernel that knows cut
-# sequences, as those for GPUs do. On CPUs the cell ends with *does not have a sharding strategy registered*.
+# PyTorch's context parallelism is experimental, with private names. A style for `parallelize_module` (chapter 6)
+# wraps the module that attends; `_context_parallel_shard` cuts the tensors, by head and tail only with a load
+# balancer. With `SDPA` it needs a kernel that knows cut sequences, as those for GPUs do. On CPUs the cell ends with
+# *does not have a sharding strategy registered*.
 
 # %% tags=["nbval-ignore-output"]
 from torch.distributed.tensor.experimental import _attention as experimental
@@ -941,8 +945,9 @@ def with_pytorch(rank):
 print(launch(with_pytorch, 2)[0])
 
 # %% [markdown]
-# Older code has the context manager `context_parallel`, which replaced the function inside `torch.nn.functional`. A script
-# that had imported it by its name kept the old one: each rank attended to its own tokens only, without an error.
+# Older code has the context manager `context_parallel`, which replaces `scaled_dot_product_attention` inside
+# `torch.nn.functional`. A script that has imported that function by name keeps the original: each rank attends to its
+# own tokens only, without an error.
 
 # %% [markdown]
 # ## 5. Break it: two mistakes that run to the end
@@ -985,7 +990,7 @@ for name, difference in zip(("output", "dQ", "dK", "dV"), worst):
 
 # %% [markdown]
 # At the end each gradient is one rank short of its home. Output and $dQ$ are right, so a test of the output alone
-# passes. A comparison of gradients is also behind a report of wrong $dQ$, $dK$ and $dV$ in Megatron-LM ([issue
+# passes. A comparison of gradients also led to a report of wrong $dQ$, $dK$ and $dV$ in Megatron-LM ([issue
 # 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)). Compare all four.
 #
 # ### Bug hunt: two lines that look harmless
@@ -1007,8 +1012,8 @@ for rank in range(2):
     print(f"rank {rank}: tokens {mine}, numbered {list(range(4))}, and next come {mine[1:]}")
 
 # %% [markdown]
-# Rank 0 calls token 6 number 2, and teaches that after token 1 comes token 6. The model learns both. Make positions
-# and labels from the whole sequence, then cut.
+# Rank 0 gives token 6 the position 2, and teaches that after token 1 comes token 6. The model learns both. Make
+# positions and labels from the whole sequence, then cut.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -1045,7 +1050,7 @@ explore.Explorer(
 # * **Several documents in one window.** The mask ends at their borders, and a cut by position alone is no longer fair.
 #   PyTorch has a load balancer that deals out each document by itself.
 # * **Where to place the group.** A ring's hop goes to a neighbour and can hide behind computing, so the group may
-#   reach over several machines. An all-to-all talks to all ranks and stays inside one.
+#   reach over several machines. An all-to-all talks to all ranks and should stay inside one.
 # * **What stays.** Parameters, gradients and optimizer state are whole on every rank. FSDP shards them over all ranks
 #   of data x context (chapter 8).
 

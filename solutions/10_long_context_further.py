@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 10. Long context, further: by heads and in a ring at once
 #
-# The lesson cuts attention in a ring or by heads. Long runs do both: by heads inside a machine, where an all-to-all is quick,
-# and in a ring between machines, which can hide its hops. This is **unified sequence parallelism** (USP, [Fang and Zhao
-# 2024](https://arxiv.org/abs/2405.07719)). Megatron's name for it is `a2a+p2p`.
+# The lesson cuts attention in a ring or by heads. Large runs do both: by heads inside a machine, where an all-to-all
+# is quick, and in a ring between machines, which can hide its hops. This is **unified sequence parallelism** (USP,
+# [Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)). Megatron's name for it is `a2a+p2p`.
 #
-# None of it needs an answer of the lesson.
+# It needs none of your answers from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -22,16 +22,16 @@ from course_utils.trace import Trace, on_a_ring
 hardware.report()
 
 # %% [markdown]
-# ## 1. The factory: shelves inside, cards outside
+# ## 1. The factory: subjects inside, cards outside
 #
-# The buildings of a site first share the questions and cards out by subject. Each then has all questions and cards of
-# its site, but only those of its own subjects. From site to site the cards go round as before: each building sends its
-# cards to the building with the same subjects on the next site.
+# The buildings of a site first share the questions and cards out by subject. Each then has the questions and cards of
+# its whole site, but only on its own subjects. From site to site the cards go round as before: each building sends
+# its cards to the building with the same subjects on the next site.
 #
 # ## 2. The smallest real run: the lesson's two ways
 #
-# These are the lesson's functions. Only the hop differs: it is an autograd function whose backward sends gradients the
-# way back. That is shorter than the lesson's backward by hand, but autograd keeps the keys of every hop until then.
+# These are the lesson's functions. Only the hop differs: it is an autograd function whose backward sends gradients
+# back. That is shorter than the lesson's backward by hand, but autograd keeps the keys of every hop until backward.
 
 
 # %%
@@ -92,7 +92,7 @@ class Hop(torch.autograd.Function):
 
 # %%
 class Swap(torch.autograd.Function):
-    """Cuts a tensor in one dimension, sends piece i to rank i, and joins what comes in another."""
+    """Cuts a tensor along one dimension, sends piece i to rank i, and joins along another what comes."""
 
     @staticmethod
     def forward(ctx, x, cut, join, group):
@@ -205,8 +205,9 @@ compare(
 )
 
 # %% [markdown]
-# Four ranks in a ring alone send 6 S, by heads alone 3 S, and together 4 S. Of these only the 2 S of the hops leave
-# the machine, and they can hide behind computing. The heads of keys limit the row (chapter 10), not the whole group.
+# Four ranks in a ring alone send 6 S, by heads alone 3 S, and together 4 S. Of the 4 S only the 2 S of the hops leave
+# the machine, and they can hide behind computing. The number of heads limits the row (chapter 10), not the whole
+# group.
 #
 # ## 5. Break it: a zig-zag of single ranks
 #
@@ -224,17 +225,18 @@ for name, of_ranks in zip(names, zip(*(differences for differences, _ in wrong))
     print(f"{name:6}  largest difference from one process: {max(of_ranks)}")
 
 # %% [markdown]
-# All shapes fit. But after the swap a rank has chunks 0, 7, 1 and 6 of eight, in this order, and the ring's mask takes
-# them for the first and the last quarter, each in its order. So tokens see some that come after them.
+# All shapes fit. But after the swap a rank of the first row has chunks 0, 7, 1 and 6 of eight, in this order, and the
+# ring's mask takes them for the first and the last quarter, each in its order. So tokens see some that come after
+# them.
 #
 # ## 6. Exercise: a rank's share of the batch
 #
 # ### 10.6 Tokens, labels and positions of a rank (2 points)
 #
-# A language model learns to name the next token. Where the sequence is cut, the token after a chunk is on another rank,
-# so a model that shifts the labels inside has a wrong one at the end of every chunk, or none, and nothing fails. The
-# same holds for positions: a rank that counts from 0 makes the rotary embeddings of other tokens. So tokens, labels and
-# positions are cut together, before the model.
+# A language model learns to name the next token. Where the sequence is cut, the token after a chunk is on another
+# rank, so a model that shifts the labels itself has a wrong one at the end of every chunk, or none, and nothing
+# fails. The same holds for positions: a rank that counts from 0 makes the rotary embeddings of other positions. So
+# tokens, labels and positions are cut together, before the model.
 
 
 # %% nbgrader={"grade_id": "10.6", "solution": true}
@@ -261,8 +263,8 @@ def rank_batch(
 check("10.6", rank_batch)
 
 # %% [markdown]
-# The mean of the loss is over all tokens that count, and the rank with the end of the sequences has one fewer of each.
-# Sum the losses, all-reduce sum and number together, and divide after that, as for uneven batches in chapter 3.
+# The mean of the loss is over all tokens that count, and the rank with the end of the sequences has one fewer in
+# each. Sum the losses, all-reduce sum and number together, and divide after that, as for uneven batches in chapter 3.
 #
 # ## 9. Remember
 #

@@ -7,7 +7,7 @@
 #
 # The experts lie on different ranks: **expert parallelism**. In the middle of a step tokens are sent to the ranks of
 # their experts, and the results come back. You write the router, the exchange, the balance loss and the sum of the
-# gradients. The chapter trains on a grid of ranks to the parameters of one process.
+# gradients. In the end a grid of ranks reaches the parameters of one process.
 
 # %% tags=["nbval-ignore-output"]
 import math
@@ -98,10 +98,10 @@ for rank, (arrived, results) in enumerate(launch(two_ranks, 2)):
 #
 # ### Two of many
 #
-# The router is a matrix of W x E numbers. It gives each token E **logits**, one for each expert. The k best are chosen
-# (**top-k**; here k = 2). The softmax over their logits gives the weights with which their results are added up
-# ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538), section 2.1, without its noise). A choice has no gradient, so
-# the router learns through these weights only.
+# The router is a matrix of W x E numbers. It gives each token E **logits**, one for each expert. The k best are
+# chosen (**top-k**; here k = 2). The softmax over their logits gives the weights with which their results are added
+# up ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538), section 2.1, without its noise). A choice has no
+# gradient, so from the model's loss the router learns through these weights only.
 
 
 # %%
@@ -124,7 +124,7 @@ def best_experts(logits, k):
 # |---|---|---|---|
 # | experts in a layer, chosen by a token | 8, 2 | 256, 8 | 128, 8 |
 # | **shared expert**, which every token meets | none | 1 | none |
-# | weights | softmax | sigmoids, divided by their sum | softmax, divided by their sum |
+# | weights | softmax over the chosen | sigmoids, divided by their sum | softmax over the chosen |
 # | balance | a loss | a bias, and a very small loss | a loss over the whole batch |
 #
 # None of them drops a token. Until about 2022 most systems did: compilers and TPUs wanted tensors of a fixed size, so
@@ -448,9 +448,9 @@ def run_experts_of_group(group, experts, pieces, chosen, exchange=Exchange.apply
 # %% [markdown]
 # ### 11.3 Dispatch and combine (4 points)
 #
-# `run_experts_of_group` sends the number of its expert with every piece. If pieces come sorted by expert, counts are
-# enough: how many go to each expert says both where they go and for whom they are. What arrives is sorted by rank first
-# and by expert second. Your experts want it the other way round.
+# `run_experts_of_group` sends with every piece the number of its expert. If pieces come sorted by expert, counts are
+# enough: how many go to each expert says both where they go and for whom they are. What arrives is sorted by rank
+# first and by expert second. Your experts want it the other way round.
 #
 # You may use `Exchange.apply(rows, send, receive, None)`, which knows its backward. The ranks are all ranks of the
 # default group.
@@ -572,8 +572,8 @@ compare(
 #
 # ### Experts x data: which gradients are added up over which ranks?
 #
-# With 8 experts on 64 ranks each expert has eight copies. The ranks form a grid of two dimensions, `data` and `experts`.
-# Both cut the batch: every rank has rows of its own.
+# With 8 experts, one on a rank, 64 ranks hold eight copies of each. The ranks form a grid of two dimensions, `data`
+# and `experts`. Both cut the batch: every rank has rows of its own.
 #
 # * What is **not an expert** (attention, norms, the router) is on every rank, with the gradient of that rank's tokens.
 #   It is added up over *all* ranks.
@@ -624,7 +624,7 @@ found = difference(alone, wrong, largest_difference)
 print("all gradients added up over all ranks: largest difference", found)
 
 # %% [markdown]
-# The last line adds up the gradients of *different* experts. They have the same shape, so nothing complains.
+# The last run adds up the gradients of *different* experts. They have the same shape, so nothing complains.
 #
 # ### With PyTorch
 #
@@ -669,9 +669,10 @@ results = launch(train_with_pytorch, 4, (2, 2))
 print("largest difference from one process:", difference(alone, results))
 
 # %% [markdown]
-# [torchtitan](https://github.com/pytorch/torchtitan/pull/1324) borrows the `experts` ranks from the data ranks, too. But
-# it stacks the experts of a rank in one tensor for each matrix, so that `fully_shard` meets one parameter and not 64,
-# and multiplies all of them in one **grouped product**: rows that are sorted by expert, and where each queue ends.
+# [torchtitan](https://github.com/pytorch/torchtitan/pull/1324) borrows the `experts` ranks from the data ranks, too.
+# But it stacks the experts of a rank in one tensor for each matrix, so that `fully_shard` meets one parameter and not
+# one for each expert, and multiplies all of them in one **grouped product**, given rows sorted by expert and where
+# each queue ends.
 
 # %%
 from torch.nn.functional import gelu, grouped_mm
@@ -785,7 +786,8 @@ compare(
 #
 # This happened in [DeepSpeed](https://github.com/deepspeedai/DeepSpeed/pull/6546), in [Megatron's
 # FSDP](https://github.com/NVIDIA/Megatron-LM/pull/5956) and in a [copy of torchtitan's
-# layer](https://github.com/pytorch/pytorch/issues/160285). There the loss curves looked right all the same.
+# layer](https://github.com/pytorch/pytorch/issues/160285). In this last one the loss curves looked right all the
+# same.
 #
 # Adam divides a constant factor away (chapter 3). SGD shows it, and so do a comparison of gradients and the norm that
 # clipping uses, which is too large.
@@ -831,14 +833,14 @@ check("11.5", average_expert_gradients)
 # | 11.3 Dispatch and combine | 4 | section 4, after the exchange |
 # | 11.5 Average the gradients on a grid | 3 | section 5, after the bug hunt |
 #
-# Put together, your answers train the model of section 4, also where ranks have different numbers of tokens. 11.2 is in
-# the further notebook.
+# Put together, your answers train the model of section 4, the first three also where ranks have different numbers of
+# tokens. 11.2 is in the further notebook.
 
 # %% [markdown]
 # ## 7. See it: links
 #
-# In a ring each rank sends to its neighbour. In an all-to-all it sends to everybody. The figure is calculated, for
-# machines of 8 ranks and experts that are all chosen equally often.
+# In a ring each rank sends to its neighbour. In an all-to-all it sends to everybody. The figure is calculated for
+# experts on 2, 8 and 64 ranks, in machines of 8, all chosen equally often.
 
 # %%
 ch11.links([2, 8, 64])
@@ -847,10 +849,11 @@ plt.show()
 # %% [markdown]
 # *A rank hands the same number of bytes to the call in all three cases. Only their destinations differ.*
 #
-# So which dimension belongs inside a machine (chapter 7)? Ask who waits. The all-to-all stands in the way four times in
-# each layer, because the next operation needs its result. The sum of the gradients can hide behind backward. So `experts`
-# is the inner dimension and `data` the outer one. Where the experts do not fit into one machine, the router is told to
-# stay near: in DeepSeek-V3 a token goes to at most 4 machines (sections 2.1.2 and 4.2, *node-limited routing*).
+# So which dimension belongs inside a machine (chapter 7)? Ask who waits. The all-to-all stands in the way four times
+# in each layer, because the next operation needs its result. The sum of the gradients can hide behind backward. So
+# `experts` is the inner dimension and `data` the outer one. Where the experts do not fit into one machine, the router
+# is limited to a few machines: in DeepSeek-V3 a token goes to at most 4 machines (sections 2.1.2 and 4.2,
+# *node-limited routing*).
 
 # %% [markdown]
 # ## 8. On a cluster: the same grid under torchrun
@@ -942,8 +945,8 @@ for processes, sizes in ((4, ("2", "2")), (1, ("1", "1"))):
 #
 # * **Links.** With `experts` last in the mesh, and a size that divides the GPUs of a machine, every all-to-all stays
 #   inside one.
-# * **The host waits** in every layer, because `tolist()` needs the splits that the GPU computes. Kernels that send from
-#   the GPU without asking the host (DeepEP) avoid it. So does padding every queue to its capacity.
+# * **The host waits** in every layer, because `tolist()` needs the splits that the GPU computes. Kernels that send
+#   from the GPU without asking the host (some of DeepEP's) avoid it. So does padding every queue to its capacity.
 # * **Many small matrices.** On a GPU a grouped product is much faster than the loop over experts
 #   ([Gale et al. 2022](https://arxiv.org/abs/2211.15841), section 4).
 # * **Norms and checkpoints.** Each expert counts once, not once for each copy.

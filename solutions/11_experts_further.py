@@ -5,7 +5,7 @@
 # an expert takes a fixed number of pieces and leaves the rest. This notebook shows what that costs, and how queues
 # are counted over several ranks.
 #
-# It needs no answer of the lesson.
+# It needs none of your answers from the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt
@@ -137,8 +137,8 @@ check("11.2", places)
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: a layer with queues
 #
-# The layer is the lesson's without the shared expert, and a piece without a place is not sent: `kept` says which of this
-# rank's pieces have one.
+# The layer is the lesson's without the shared expert, and a piece without a place goes to no expert: `kept` says
+# which of this rank's pieces have one.
 
 
 # %%
@@ -188,7 +188,7 @@ print("queues of the whole batch, largest difference:", check_equal(whole, [toge
 #
 # ## 5. Break it: each rank counts its own queue
 #
-# Many systems did this to save a call. It raises no error, but the result is no longer that of one process.
+# This raises no error, but the result is no longer that of one process.
 
 # %%
 own = torch.cat(launch(layer_of_ranks, 4, 1.0, False))
@@ -205,9 +205,9 @@ print(f"tokens with the result of one process: {alike.sum().item()} of {len(alik
 #
 # ## 7. See it: load and capacity
 #
-# In the explorer 1,024 tokens choose two experts each. `preference` is how much the router prefers the first experts to
-# the last. Two things to try: without any preference and with a capacity factor of 1, chance alone drops something.
-# With a preference of 0.7, which capacity factor drops nothing, and how many places are then empty?
+# In the explorer 1,024 tokens choose two experts each. `preference` is how much the router prefers the first experts
+# to the last. Two things to try: set no preference and a capacity factor of 1, and chance alone drops something. With
+# a preference of 0.7, which capacity factor drops nothing, and how many places are then empty?
 
 # %%
 explore.Explorer(
@@ -223,7 +223,7 @@ explore.Explorer(
 #
 # ## 8. On a cluster
 #
-# * Queues of one length need no exchange of counts, and the host need not wait for them. Kernels for decoding still
+# * Queues of equal length need no exchange of counts, and the host need not wait for them. Kernels for decoding still
 #   pad to a capacity for that reason.
 # * A capacity in training changes the model: how many pieces are dropped depends on the batch, and on the number of ranks
 #   if each counts its own.
