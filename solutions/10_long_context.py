@@ -115,7 +115,7 @@ compare(
 # ### 10.1 Merge two partial results (2 points)
 #
 # Write the formula as real scores need it: exact, stable, and right where one side, or both, has seen no key at all.
-# Then its logsumexp is minus infinity, and its output may be anything.
+# Such a side has a logsumexp of minus infinity, and its output may be anything.
 
 
 # %% nbgrader={"grade_id": "10.1", "solution": true}
@@ -820,7 +820,7 @@ for name, count in sorted(in_backward.items()):
 # |---|---|---|---|
 # | all-gather | $4S(n-1)$ | $K$ and $V$ of all tokens, until backward | memory of $K$ and $V$ |
 # | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads of queries |
-# | ring | $6S(n-1)$ | its own keys and values, and one more set | each hop has to hide behind computing |
+# | ring | $6S(n-1)$ | its own keys and values, and two more sets | each hop has to hide behind computing |
 #
 # With grouped-query attention there are few heads of keys, so the all-gather and the ring send less. By heads, if
 # there are more ranks than heads of keys, several ranks get copies of one head (exercise 10.5). The ways can be
