@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 from nbval.plugin import IPyNbCell
 
-SOLVED, COPIES = "solutions", "notebooks"
+COPIES = "notebooks"  # the folder beside that of the solved ones
 
 
 class CopysCell(IPyNbCell):
@@ -50,32 +50,32 @@ def _both(solved: list[IPyNbCell]) -> Iterator[IPyNbCell]:
     path = solved[0].path
     copy = nbformat.read(path.parent.with_name(COPIES) / path.name, as_version=4)
     cells = [cell for cell in copy.cells if cell.cell_type == "code"]
+    pairs = zip(solved, cells, strict=True)
+    changed = {item: cell for item, cell in pairs if _differs(item.cell, cell)}
+    closing = _closing(changed)
     passage: list[IPyNbCell] = []  # the solved cells of the passage that is open
-    closing = _closing(solved, cells)
-    for item, cell in zip(solved, cells, strict=True):
-        if not _differs(item.cell, cell):
+    for item in solved:
+        if item not in changed:
             yield item
             continue
         yield CopysCell.from_parent(
             item.parent,
             name=f"{item.name} of the learner's copy",
             cell_num=item.cell_num,
-            cell=cell,
+            cell=changed[item],
             options=item.options,
         )
         passage.append(item)
-        if item.cell_num in closing:
+        if item in closing:
             yield from passage
             passage = []
-    assert not passage
 
 
-def _closing(solved: list[IPyNbCell], cells: list) -> set[int]:
-    """The cells with which passages end."""
-    pairs = [(i, c) for i, c in zip(solved, cells, strict=True) if _differs(i.cell, c)]
-    kinds = [(item.cell_num, item.cell.source != cell.source) for item, cell in pairs]
-    ends = {at for (at, asks), (_, next_asks) in pairwise(kinds) if next_asks and not asks}
-    return ends | {at for at, _ in kinds[-1:]}
+def _closing(changed: dict[IPyNbCell, nbformat.NotebookNode]) -> set[IPyNbCell]:
+    """The cells with which passages end, of those that the copy changes."""
+    asking = [(item, item.cell.source != cell.source) for item, cell in changed.items()]
+    ends = {item for (item, asks), (_, next_asks) in pairwise(asking) if next_asks and not asks}
+    return {*ends, *list(changed)[-1:]}
 
 
 def _differs(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> bool:
