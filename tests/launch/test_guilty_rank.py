@@ -78,11 +78,28 @@ def raises_from_another_and_goes_on(rank, guilty):
         dist.barrier()
 
 
+class TakesLongToTell:
+    """What an error says. It is asked for after it was raised, and the other ranks raise before it is told."""
+
+    def __str__(self):
+        dist.distributed_c10d._get_default_store().set("raised", "yes")
+        be_busy(0.2)
+        return "corrupt shard"
+
+
+def be_busy(seconds):
+    """A rank that sleeps is not waited for, after another has failed."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
 @says("rank {guilty} raised ValueError: corrupt shard", "RuntimeError: no data")
 def raises_first(rank, guilty):
     if rank == guilty:
-        raise ValueError("corrupt shard")  # <- here
-    time.sleep(0.1)
+        raise ValueError(TakesLongToTell())  # <- here
+    dist.distributed_c10d._get_default_store().wait(["raised"])
+    be_busy(0.1)
     raise RuntimeError("no data")
 
 

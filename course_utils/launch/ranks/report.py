@@ -4,6 +4,7 @@ Whatever the exception is like, also one whose own methods raise, there is a rep
 """
 
 import os
+import time
 import traceback
 
 from course_utils import is_of_the_course
@@ -30,7 +31,9 @@ def described(kind: str, error: BaseException) -> dict:
     traceback:  as Python prints it, from the function that launch has called
     locals:     in words, of the learner's innermost frame
     follows:    what it reports is another rank's exception
+    raised_at:  of time.monotonic(), which all processes of a host share
     """
+    raised_at = time.monotonic()
     frames, name, said = _frames(error), type(error).__name__, text(error)
     failures = getattr(error, "failures", {}) if name == "CheckpointException" else {}
     if of_mine := failures.get(_place_in_checkpoint(error)):
@@ -40,7 +43,7 @@ def described(kind: str, error: BaseException) -> dict:
     if "DataLoader worker (pid" in said or _lost_a_worker(error, frames):
         # Which of several errors comes first, and with which process id, is chance.
         name, said = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
-    report = {"kind": kind, "type": name, "text": said, "frames": frames}
+    report = {"kind": kind, "type": name, "text": said, "frames": frames, "raised_at": raised_at}
     report["follows"] = bool(failures) and not of_mine
     for tell in (_causes, _members, _traceback, _locals):
         try:

@@ -37,7 +37,7 @@ class Rank:
     pid: int | None = None  # of a rank on this machine
     code: int | None = None  # its exit code once it is dead (negative: the number of a signal)
     report: dict | None = None  # what it has delivered
-    ended_at: float | None = None  # when the report or the exit code came, of time.monotonic()
+    ended_at: float | None = None  # when it raised, or when that or its exit code came, of time.monotonic()
     held = False  # a debugger has it, and the learner has not let it go
     asks: str | None = None  # what its debugger has written, if it waits for the learner's answer
     lost: str | None = None  # why nobody knows of it any more, said of its host
@@ -62,7 +62,9 @@ class Rank:
             self.asks = message["text"] if self.held else None
         else:
             self.report = message
-            self.ended_at = self.ended_at or time.monotonic()
+            # What it raised it tells a while later, on a busy machine; another host has its own clock.
+            raised_at = message.get("raised_at") if self.host.name is None else None
+            self.ended_at = self.ended_at or raised_at or time.monotonic()
             note("delivered", f"rank {self.number}, {message['kind']}")
 
     def end(self, code: int) -> None:
