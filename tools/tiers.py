@@ -2,7 +2,8 @@
 
 The first row of RULE that fits a test's id, "folder/file.py::Class::test[case]", decides. Of the wrong
 answers, an exercise's first with each of the COMMON mistakes is quick; of the techniques, each on its
-most ranks. Neither command runs what a check in a solved notebook does. What is quick has six minutes of
+most ranks. Neither command runs what a check in a solved notebook does, nor a mistake's second wrong
+answer, which the nightly soak tries. What is quick has six minutes of
 a processor, collecting included; build/tests/summary.txt tells what it takes.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 
 QUICK, LONG = "quick", "long"
 IN_NOTEBOOKS = "in notebooks"  # strict nbval of the solved ones runs the same check
+IN_SOAK = "in the soak"  # tests/soaks/soak_checks.py tries it every night
 RULE = [
     # the exercises: solution and stub, and what is common
     ("checks/test_wrong_answers.py::*::test_another_right_answer*", LONG),
@@ -93,14 +95,18 @@ USUAL = re.compile(r'\busual\(\s*"([\d.]+)", \w+,([^)]*)\)')
 
 def of_tests(ids: Iterable[str]) -> dict[str, str]:
     """The tier of each test of `ids`, which stand in the order of their files."""
-    found, common, most = {}, {}, {}
+    found, named, most = {}, set(), {}
     for id in ids:
         found[id] = next(tier for pattern, tier in RULE if fnmatchcase(id, pattern))
-        if (answer := IN_TEST.fullmatch(id)) and answer[2] in COMMON:
-            common.setdefault(answer.groups(), id)
+        if answer := IN_TEST.fullmatch(id):
+            if answer.groups() in named:
+                found[id] = IN_SOAK
+            elif answer[2] in COMMON:
+                found[id] = QUICK
+            named.add(answer.groups())
         if technique := TECHNIQUE.fullmatch(id):
             most[technique[1]] = id  # the last has the most ranks
-    return found | dict.fromkeys([*common.values(), *most.values()], QUICK)
+    return found | dict.fromkeys(most.values(), QUICK)
 
 
 def of_file(file: str) -> str | None:
@@ -123,6 +129,5 @@ def in_text(text: str) -> list[tuple[str, str]]:
 def left_out() -> str:
     """What the quick tests leave to the long ones."""
     files = sorted((ROOT / "tests" / "wrong_answers").glob("ch*/*.py"))
-    wrong = [each for file in files for each in in_text(file.read_text(encoding="utf-8"))]
-    common = {each for each in wrong if each[1] in COMMON}
-    return f"{len(wrong) - len(common):,} wrong answers, {REST}"
+    wrong = {each for file in files for each in in_text(file.read_text(encoding="utf-8"))}
+    return f"{sum(name not in COMMON for _, name in wrong):,} wrong answers, {REST}"

@@ -21,6 +21,11 @@ def test_the_first_answer_of_an_exercise_with_a_common_mistake_is_quick() -> Non
     assert quick([*ids, WRONG.format("3_1", "is_odd-on-tuesdays")]) == {first, of_another}
 
 
+def test_a_second_answer_with_the_same_mistake_is_in_the_soak() -> None:
+    ids = [WRONG.format(exercise, f"{name}-odd") for exercise in ("3_1", "3_2") for name in "ab"]
+    assert list(tiers.of_tests(ids).values()) == ["long", "in the soak"] * 2
+
+
 def test_a_technique_is_quick_on_its_most_ranks() -> None:
     name = "chapters/test_equality.py::test_a_technique_equals_one_process[ddp-{}]"
     assert quick(name.format(ranks) for ranks in (1, 2, 4)) == {name.format(4)}
