@@ -36,6 +36,7 @@ class Kernel:
         self.client.wait_for_ready(timeout=60)
         self.pid = self.manager.provisioner.pid
         self.run("import os, sys, time, torch, torch.distributed as dist")
+        self.run("import matplotlib.pyplot as plt")
         self.run("import functools; from course_utils.launch import RankFailure, launch")
         self.run("launch = functools.partial(launch, backend='gloo')")  # cells use CPU tensors
 
@@ -162,8 +163,6 @@ def test_cells(kernel):
 
 
 FIGURES = """
-import matplotlib.pyplot as plt
-
 def draw(rank):
     plt.plot([rank, 1])
     print("half a line", end=" ")
