@@ -37,7 +37,7 @@ class Rank:
     pid: int | None = None  # of a rank on this machine
     code: int | None = None  # its exit code once it is dead (negative: the number of a signal)
     report: dict | None = None  # what it has delivered
-    ended_at: float | None = None  # when it raised, or when that or its exit code came, of time.monotonic()
+    ended_at: float | None = None  # when it raised, or else was heard of; of time.monotonic()
     held = False  # a debugger has it, and the learner has not let it go
     asks: str | None = None  # what its debugger has written, if it waits for the learner's answer
     lost: str | None = None  # why nobody knows of it any more, said of its host
