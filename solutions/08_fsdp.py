@@ -161,8 +161,8 @@ print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in l
 # Adam keeps two averages for each parameter. In **mixed precision** parameters and gradients have 16 bits, too few for
 # small updates. So the optimizer keeps float32 numbers: a **master copy** of the parameter, and the two averages.
 #
-# **Predict** the bytes of model states per parameter, with Adam and everything in float32 (4 bytes a number). How many
-# GB do 7.5 billion parameters take in mixed precision?
+# **Predict** the bytes of model states per parameter, with Adam and everything in float32 (4 bytes a number). How
+# many GB do the model states of 7.5 billion parameters take in mixed precision?
 
 # %% tags=["prediction"]
 predicted = {"float32, bytes a parameter": 16, "mixed precision, GB": 120}
@@ -323,10 +323,10 @@ compare(
 # %% [markdown]
 # ### 8.2 An optimizer that shares its state out (4 points)
 #
-# Stage 1 needs no new model, only a new optimizer. Every rank has all parameters and the same averaged gradients. Give
-# each parameter an **owner**: one rank keeps its state, computes its update and sends the result to the others. Whole
-# parameters are shared out, not single numbers, because some optimizers, such as `torch.optim.Muon`, need whole
-# matrices.
+# Stage 1 needs no new model, only a new optimizer. Every rank has all parameters and, from an all-reduce, the same
+# averaged gradients. Give each parameter an **owner**: one rank keeps its state, computes its update and sends the
+# result to the others. Whole parameters are shared out, not single numbers, because some optimizers, such as
+# `torch.optim.Muon`, need whole matrices.
 #
 # Your class is a `torch.optim.Optimizer` itself. Such an object has `param_groups`, a list of dicts with parameters and
 # their options, and `state`, a dict from parameters to what is kept for them. `Optimizer.__init__` calls
@@ -482,8 +482,8 @@ for n in (2, 4):
 # ### With PyTorch: `fully_shard`
 #
 # PyTorch's own FSDP is `fully_shard` (FSDP2). It changes a module in place: its parameters that are not yet in a unit
-# become one. So call it on each block first and on the whole model last. Each parameter becomes a DTensor (chapter 6),
-# cut by rows, and keeps its name. Two rules: make the optimizer *after* the wrapping, and let every rank call
+# become a unit. So call it on each block first and on the whole model last. Each parameter becomes a DTensor (chapter
+# 6), cut by rows, and keeps its name. Two rules: make the optimizer *after* the wrapping, and let every rank call
 # `forward`.
 
 # %%
@@ -783,8 +783,8 @@ print("the same without the optimizer state:", largest_difference(undisturbed, v
 # * Now every forward pass gathers, so all ranks must make the same number of them, with held-out windows too. In the
 #   held-out loss each window counts once.
 #
-# Two warnings of PyTorch's are harmless here: the logits are a view, which nobody changes in place, and all-gathers in
-# two dimensions follow each other, of which one has size 1.
+# Two of PyTorch's warnings are harmless here: that the logits are a view (nobody changes them in place), and that two
+# all-gathers follow each other (one of the two mesh dimensions has size 1).
 
 # %%
 from course_exercises import mine
@@ -848,7 +848,7 @@ for kind in kinds:
 # %% [markdown]
 # FSDP solves the problem of size, not of speed: the work is the same, and more is sent. It makes larger models or
 # larger batches *possible*. And the "smaller pieces" are not those of chapter 4: each rank computes all four blocks,
-# for its own rows. Sharding divides what is stored, not the work.
+# for its own windows. Sharding divides what is stored, not the work.
 #
 # ### The optimizer made before the sharding
 #
@@ -895,8 +895,8 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# Under torchrun this is a silent hang. So are an early `break` on one rank, a layer that only some ranks use, or a
-# full state dict under `if rank == 0`. The repair: all ranks compute, one prints.
+# Under torchrun this can be a silent hang until a time limit. So can an early `break` on one rank, a layer that only
+# some ranks use, or a full state dict under `if rank == 0`. The repair: all ranks compute, one prints.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -938,7 +938,7 @@ explore.Explorer(
 #     --text ../data/text/the_long_shed.txt --out runs/sharded
 # ```
 #
-# * **The mesh** has a second dimension where links inside a machine are faster (`08_fsdp_further`).
+# * **The mesh** gets a second dimension if links inside a machine are faster (`08_fsdp_further`).
 # * **Gathers overlap with computing** only on GPUs.
 # * **Checkpoints** go to a file system that all machines see. `dcp.async_save` copies the shards to the host's memory
 #   and writes while training goes on.
@@ -963,8 +963,8 @@ explore.Explorer(
 #   [arXiv 1910.02054](https://arxiv.org/abs/1910.02054): sections 3.1, 5 and 7, table 1.
 # * NVIDIA, *Megatron Core*: [distributed
 #   optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html).
-# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, 2023,
-#   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2 units and peak memory, section 5 prefetch.
+# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, 2023, [arXiv
+#   2304.11277](https://arxiv.org/abs/2304.11277): section 3.2 units and peak memory, section 3.3 prefetch.
 # * J. Austin et al., *How to Scale Your Model*, 2025, [part 12](https://jax-ml.github.io/scaling-book/gpus).
 # * PyTorch: [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
 #   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).

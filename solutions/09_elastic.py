@@ -211,8 +211,8 @@ compare(
 
 # %% [markdown]
 # Four times as many failures come, and each loses half as much work: the loss doubles. With an interval $\tau$
-# between two checkpoints, $C$ for a save and $R$ for a recovery, the time that is lost for each unit of work that
-# lasts is, to first order,
+# between two checkpoints, $C$ for a save and $R$ for a recovery, the time that is lost for each unit of work kept
+# is, to first order,
 #
 # $$L(\tau) = \frac{C}{\tau} + \frac{\tau/2 + R}{M}, \qquad \text{lowest at} \qquad \tau^* = \sqrt{2\,C\,M} .$$
 #
@@ -310,8 +310,8 @@ def supervise(program, workers, max_restarts):
 supervise("scratch/two_lives.py", workers=3, max_restarts=2)
 
 # %% [markdown]
-# The code -9 means that signal 9, SIGKILL, has ended the process. That is what torchrun does on one node. Two things
-# are missing: the new life has to know what the old one knew, and agents on several nodes have to agree.
+# The code -9 means that signal 9, SIGKILL, has ended the process. On one node torchrun does the same. Two things are
+# missing: the new life has to know what the old one knew, and agents on several nodes have to agree.
 #
 # ### What a checkpoint has to hold
 #
@@ -392,7 +392,7 @@ for left_out in ("nothing", *saved):
 # and dicts of them. It refuses objects of other classes, because an unpickler that makes any object also runs any
 # code. `np.random.get_state()` holds an array, so you have to find another form for it.
 #
-# The random states are those of one rank. Ranks that draw different numbers put the states of all of them into the
+# The random states are those of one rank. If the ranks draw different numbers, put the states of all ranks into the
 # checkpoint, for instance with `all_gather_object`. That is exact only for the same number of ranks.
 
 # %% nbgrader={"grade_id": "9.3", "solution": true}
@@ -461,7 +461,7 @@ class TrainingState:
 check("9.3", TrainingState)
 
 # %% [markdown]
-# ### What may not depend on a rank
+# ### What must not depend on a rank
 #
 # After a failure there may be fewer ranks, or more, and a rank may get another number. What becomes of the position
 # in the data?
@@ -801,7 +801,7 @@ def newest_checkpoint(folder):
 
 # %% [markdown]
 # A sharded state is a folder with files from all ranks (chapter 8). It follows the same rule: all ranks write into a
-# folder that no start looks at, and when the last one is done, rank 0 renames it.
+# folder that no restart reads, and when the last one is done, rank 0 renames it.
 
 # %% [markdown]
 # ### 9.1 Checkpoints that are whole or not there (2 points)
@@ -1020,9 +1020,9 @@ plt.show()
 # ### Leave when asked: SIGTERM
 #
 # A scheduler that wants a node back sends SIGTERM, and SIGKILL half a minute later. A script that finishes its step
-# and saves loses nothing. But the signal reaches the ranks at different moments, and one that leaves while the others
-# begin the next step leaves them in a collective. So a handler only notes the signal, and after each step the ranks
-# agree.
+# and saves loses nothing. But the signal reaches the ranks at different moments, and one that leaves during a step
+# keeps the others waiting in a collective. So a handler only notes the signal, and after each step the ranks agree
+# whether to leave.
 
 
 # %%
@@ -1136,7 +1136,7 @@ print("largest difference from the undisturbed run:", largest_difference(expecte
 # |---|---|---|
 # | 9.4 How many steps between two checkpoints | 2 | section 3 |
 # | 9.3 All that a run needs to go on | 3 | section 4, *What a checkpoint has to hold* |
-# | 9.2 A sampler that does not care how many ranks there are | 3 | section 4, *What may not depend on a rank* |
+# | 9.2 A sampler that does not care how many ranks there are | 3 | section 4, *What must not depend on a rank* |
 # | 9.1 Checkpoints that are whole or not there | 2 | section 4, *A checkpoint that is whole, or not there* |
 # | 9.6 Your own script, which survives | | section 4, at its end |
 # | 9.5 Minimum, maximum and restarts for four situations | 1 | `09_elastic_further` |
@@ -1177,7 +1177,7 @@ explore.Explorer(
 # ```
 # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 5 \
 #     --rdzv-backend c10d --rdzv-endpoint node0.cluster:29400 --rdzv-id night \
-#     mine/train.py --text ../data/text/the_long_shed.txt --out /shared/runs/night
+#     mine/train.py --save-every 20 --text ../data/text/the_long_shed.txt --out /shared/runs/night
 # ```
 #
 # * **Somebody has to start agents** when a machine is replaced. SLURM (`--requeue`) and Kubernetes do. The course's

@@ -86,9 +86,8 @@ for call in traced.calls:
 # forward, and the sum of their gradients after backward. It kept the parameters between the two, as it does for the
 # **root**, the outermost sharded module (chapter 8).
 #
-# One thing is in no formula. The parameters have 2,147,647,488 bytes, and half as much again is gathered.
-# `fully_shard` shares out rows, and the second matrix has 8,192 of them: half of the 16,384 ranks hold one, and the
-# others hold padding.
+# The parameters have 2,147,647,488 bytes, and half as much again is gathered. `fully_shard` shares out rows, and the
+# second matrix has 8,192 of them: half of the 16,384 ranks hold one, and the others hold padding.
 
 # %% [markdown]
 # ## 3. Predict, then measure: one rank of 1,024
@@ -167,8 +166,8 @@ check("12.1", memory_of)
 #
 # To whom does a rank of the first stage send most in a step: to the 7 other tensor ranks, to the next stage, or to
 # the 7 other data ranks? Chapters 5, 6 and 8 counted all three. A number has 2 bytes. Tensor ranks use sequence
-# parallelism; the embedding adds one collective to each pass. FSDP gathers once a step (`reshard=False`). In a ring
-# of n ranks, each sends (n - 1) / n of the whole tensor.
+# parallelism; the embedding adds one collective to each pass. FSDP gathers once a step (`reshard=False`). In an
+# all-gather or reduce-scatter, each of n ranks in a ring sends (n - 1) / n of the whole tensor.
 
 # %% tags=["prediction"]
 W, V, s, m, t, d = 12_288, 51_200, 2048, 16, 8, 8
@@ -419,7 +418,8 @@ check("12.2", traffic_of)
 #
 # With `reshard_after_forward=True`, which is plain ZeRO 3, a pass gathers a layer's parameters if they are not there,
 # and a forward pass frees them afterwards. In PyTorch's pipeline a backward pass does not free them. Take a small
-# pipeline with 4 stages, 8 micro-batches and 1F1B. How many all-gathers of one layer's parameters does a step have?
+# pipeline with 4 stages, 8 micro-batches and 1F1B. How many all-gathers of one layer's parameters has a step in the
+# first stage, and the last?
 
 # %% tags=["prediction"]
 predicted = {"first stage": 8 + 1, "last stage": 8 + 1}
@@ -528,11 +528,11 @@ print(f"most while it was built: {own.building:,} bytes")
 # %% [markdown]
 # ### How long it takes
 #
-# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. Where several things go
-# on at the same time, the longest counts. Where one waits for another, their times add up. At the end comes the bubble.
-# Here is the arithmetic for the largest model of Megatron-LM ([Narayanan et al.
-# 2021](https://arxiv.org/abs/2104.04473), table 1): 128 layers of width 25,600, a trillion parameters, on 3,072 A100,
-# with t = 8, p = 64, d = 6, batches of 3,072 sequences, and full recomputation.
+# Now divide by rates: FLOPs by FLOP/s, bytes by bandwidth, and add a latency for each message. Of things that overlap
+# the longest counts; those that wait for each other add up. At the end comes the bubble. Here is the arithmetic for
+# the largest model of Megatron-LM ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1): 128 layers of
+# width 25,600, a trillion parameters, on 3,072 A100, with t = 8, p = 64, d = 6, batches of 3,072 sequences, and full
+# recomputation.
 
 # %%
 trillion = Model(layers=128, width=25_600, heads=160, vocab=51_200, positions=2048)
@@ -547,7 +547,7 @@ print(f"on the links inside a node, {a100.intra_bandwidth / 1e9:.0f} GB/s: {on_l
 print(f"with a bubble of {idle:.2f}: {(work / a100.peak + on_links) / (1 - idle):.0f} s")
 
 # %% [markdown]
-# Is the last time too short or too long, and by how much? Guess before you run the next cell.
+# Is the last time too short or too long, and by how much? Guess first.
 #
 # No program reaches the peak of a data sheet, or its bandwidth. So `estimate.step_time` has five constants, such
 # as the share of the peak that large matrices reach. `estimate.calibrate` fits them to steps that somebody has
@@ -580,7 +580,7 @@ plt.show()
 #
 # This exercise combines two models. The **roofline** says that a kernel takes as long as its FLOPs or as its bytes,
 # whichever is longer ([Williams et al. 2009](https://doi.org/10.1145/1498765.1498785)). **Alpha-beta** says that a
-# message takes a latency and its bytes over a bandwidth ([Hockney
+# message takes a latency plus its bytes divided by a bandwidth ([Hockney
 # 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9)). Work at the same time takes the maximum, and work that
 # waits for other work takes the sum. This exercise gives every GPU one link between nodes; `estimate.step_time` also
 # knows that a ring of whole nodes uses all of their network cards.
@@ -670,8 +670,8 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
 # plans keep all matrix products; torchtitan recomputes every second one.
 #
 # For the trillion, a third of the plans are quicker. They use what was published after 2021: selective recomputation
-# with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap has one reason: they
-# do not run every forward pass twice.
+# with sequence parallelism (2022), ZeRO with a pipeline, zero bubble (2024). Most of the gap has one reason: they do
+# not run every forward pass twice.
 #
 # Four runs prove little, since a search may agree with them by luck. Use a search to find the ten layouts that are
 # worth an hour on the cluster.
@@ -734,7 +734,7 @@ check("12.4", search)
 #
 # ### It fits on paper
 #
-# The formula of section 3 says that a layer keeps $34\,s\,b\,W/t$ bytes, and 32 without biases.
+# The formula of section 3 says that a layer keeps $34\,s\,b\,W/t$ bytes, and 32 without dropout masks.
 
 # %%
 on_paper = estimate.memory(gpt, replace(split, recompute="selective"), 2048, stage=0)
@@ -745,8 +745,8 @@ print(
 )
 
 # %% [markdown]
-# The small model on more tensor ranks shows where the difference comes from: bytes that are shared out halve each
-# time.
+# The small model shows why: per token and column of the width, what is shared out halves each time the tensor ranks
+# double.
 
 # %%
 sizes, kept = (2, 4, 8), []
@@ -814,8 +814,8 @@ print("GB that each is short of:", *(f"{-left / 1e9:.0f}" for left in room))
 # ### A tensor group that leaves the machine
 #
 # Sixteen tensor ranks need half the memory of eight. But a node has eight GPUs. The third layout below has eight
-# tensor ranks again, in the wrong order: neighbours of the data group share a node, so each tensor rank is in another
-# node.
+# tensor ranks again, in the wrong order: neighbours of the data group share a node, so each tensor rank is in a node of
+# its own.
 
 # %%
 on_sixteen = replace(llama, tp=16, dp=32, micro_batches=64)
@@ -933,7 +933,7 @@ Explorer(
 # %% [markdown]
 # ## 8. On a cluster: measure little, then plan
 #
-# Replace the defaults by what *your* cluster does, each in minutes:
+# Replace the defaults by what *your* cluster does. Each takes minutes:
 #
 # 1. **The links.** Run nccl-tests' `all_reduce_perf` on one node: its *busbw* is `intra_bandwidth`. Run it on two
 #    nodes with *one GPU each*: its busbw is `inter_bandwidth`, the rate of one network card. (If you ran it with all
@@ -945,8 +945,8 @@ Explorer(
 #    compare with `torch.cuda.max_memory_allocated()`. The allocator's snapshot shows memory by time, and which line
 #    took it: `torch.cuda.memory._record_memory_history()` before, `_dump_snapshot("step.pickle")` after, for
 #    [memory_viz](https://pytorch.org/memory_viz). On CPUs chapter 8's `Meter` shows parameters and gradients.
-# 4. **The slow rank.** Is a step longer than the interval? Profile all ranks, and sort them by their seconds in
-#    collectives. The one with the fewest keeps the others waiting (03 further).
+# 4. **The slow rank.** Is a step longer than the estimate's interval? Profile all ranks, and sort them by their
+#    seconds in collectives. The one with the fewest keeps the others waiting (`03_ddp_further`).
 # 5. **The plan.** Search with the calibration, look at what limits the first ten plans, and try two or three.
 #
 # How much does a calibration narrow the interval for the trillion? Of Megatron's rows, the smallest model comes
@@ -969,8 +969,8 @@ print(f"published: {measured_seconds:.0f} s")
 #
 # 1. Count first: 16 or 18 bytes a parameter, shared out by t, p and ZeRO, and $34\,s\,b\,W/t$ for each layer and
 #    micro-batch in flight, which d does not make smaller.
-# 2. A tensor rank sends in every layer, a stage once a micro-batch, a data rank once a step. Give them the links in
-#    this order, fastest first.
+# 2. A tensor rank sends in every layer, a stage once a micro-batch, a data rank once a step. Give tensor ranks the
+#    fastest links.
 # 3. Trace the real program. It keeps and gathers what no formula says; one rank of 16,384 fits on a laptop.
 # 4. The time of a step adds up what waits, and takes the longest of what overlaps. Calibrate its constants, and state
 #    the interval.

@@ -265,9 +265,9 @@ check("13.1", Training)
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: your script and the budget
 #
-# After 12.5 your script has a function `program`, which gives a rank its model and a training step. The next cells use
-# the course's own, `train_12`, with a transformer of 16 blocks on the course's text. It is sharded, so four ranks hold
-# 3/4 P between two steps: a quarter each of parameters, gradients and momentum.
+# After 12.5 your script has a function `program`, which gives a rank its model and a training step. The next cells
+# use the course's own, `train_12`, with a transformer of 16 blocks on the course's text. It is sharded, so each of
+# four ranks holds 3/4 P between two steps: a quarter of parameters, of gradients and of momentum.
 
 # %%
 from argparse import Namespace
@@ -342,9 +342,10 @@ compare(
 # %% [markdown]
 # ### Gradients that wait
 #
-# FSDP reduces the gradients in every micro-batch. You will read that accumulation should communicate once per step, and
-# `model.set_requires_gradient_sync(False)` does that until the last micro-batch. **Predict** how many P of gradients
-# a rank of four holds before the last micro-batch, with a reduction each time and without.
+# FSDP reduces the gradients in every micro-batch. You will read that accumulation should communicate once per step,
+# and `model.set_requires_gradient_sync(False)` puts the reduction off until it is set to `True` for the last
+# micro-batch. **Predict** how many P of gradients a rank of four holds before the last micro-batch, with a reduction
+# each time and without.
 
 # %% tags=["prediction"]
 predicted = {"reduced each time, in P": 0.25, "reduced at the end, in P": 1.0}
@@ -434,7 +435,7 @@ compare(
 # it yet, `mine.start(13)` gives you the course's own as chapter 12 leaves it.
 #
 # * With the new option `--micro-batch 4` no rank computes more than 4 windows of a step at a time. Parameters and log
-#   are those of one rank, for any number, even if the parts of a share differ in size.
+#   are those of one rank, for any `--micro-batch`, even if the parts of a share differ in size.
 # * Of each block, only the input is kept until backward.
 # * From the first line to the last no rank holds more than 2 P. The model is in the folder `checkpoint` of `--out`, in
 #   shards; a `model.pt` is not asked for.
@@ -691,7 +692,7 @@ print(f"the most that a rank of two held: {most:.0f} P, rounded")
 # | part | your script | `cluster/train.py` | why |
 # |---|---|---|---|
 # | order of the data | `DistributedSampler`, cut to the batch | `Order`, a permutation of its own | no sample is left out, with any number of ranks |
-# | first values | drawn whole, cut | each module's `reset_parameters` | models that one has not written oneself |
+# | first values | drawn whole, cut | each module's `reset_parameters` | for models that you did not write |
 # | accumulation | reduces in each micro-batch | `--reduce every` or `last` | where there is room for whole gradients, fewer bytes |
 # | checkpoints | renamed when whole | a manifest with checksums, verified; written in the background | disks damage files; saves cost time |
 # | restarts | SIGTERM | each start has a name of its own; gives up after a start that gains no step | a cut-off node must not write; a bug must not restart for ever |
@@ -746,8 +747,9 @@ check("13.3", plan)
 # %% [markdown]
 # ### The offer
 #
-# This is a model of GPT-3's size on 1,024 H100 in machines of eight, with nodes that fail every 300 days and a file
-# system that takes 50 GB/s. The cell shows the fastest layout of the search. Compare it with yours.
+# This is a model of GPT-3's size on 1,024 H100 in machines of eight, with batches of 1,536 sequences of 2,048 tokens,
+# nodes that each fail every 300 days and a file system that takes 50 GB/s. The cell shows the fastest layout of the
+# search. Compare it with yours.
 
 # %%
 gpt = Model(96, 12_288, 96, 51_200, tied=False, bias=False)
