@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = Path(__file__).with_name("class_readme.md")
 FOLDERS = [".binder", ".devcontainer", ".vscode", "cluster", "data", "notebooks"]
 FILES = [
-    ".gitignore", "LICENSE", "Makefile", "environment.yml", "pyproject.toml", "requirements.txt",
+    ".gitignore", "AGENTS.md", "LICENSE", "Makefile", "environment.yml", "pyproject.toml", "requirements.txt",
     "requirements-lock.txt", "tools/setup_env.py",
 ]  # fmt: skip
 TARGETS = {"help", "setup", "lab"}  # what of the Makefile works without the rest of tools/
