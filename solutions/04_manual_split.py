@@ -137,7 +137,7 @@ print("gradients, largest difference from the uncut model:", difference)
 # Spread a chain of layers over three given devices, in parts as even as whole layers allow. The devices may be three
 # GPUs, one GPU and the CPU, or the same device three times.
 #
-# On a machine without a GPU, the check needs a second device to see what you move where. It takes PyTorch's **meta
+# On a machine without a GPU, the check needs a second device to see what you move where. It uses PyTorch's **meta
 # device**: a tensor there has a shape and a dtype, but no content.
 
 
@@ -475,8 +475,8 @@ plt.show()
 #
 # ### Ten steps, the same parameters
 #
-# Whatever the technique, training ends with the same parameters as in one process. That is the contract of the course.
-# Here are ten steps of SGD, each on 64 new images: in this kernel, and on two ranks by hand.
+# Whatever the technique, training ends with the same parameters as in one process. That is the contract of the
+# course. Here are ten steps of SGD, each on 64 new images: in one process, and on two ranks by hand.
 
 
 # %%
@@ -616,9 +616,10 @@ check("4.2", hand_over)
 # %% [markdown]
 # ### A language model in two stages
 #
-# The same two functions train a transformer. Its first part turns each token into a vector. Then comes a row of blocks,
-# each an attention and two linear layers. The last part, the head, gives each token of the vocabulary a score. Between
-# blocks it is easy to cut: one tensor of shape (batch, tokens, width) goes from each block to the next.
+# The two functions of section 2 also train a transformer. Its first part turns each token into a vector. Then comes a
+# row of blocks, each an attention and two linear layers. The last part, the head, gives each token of the vocabulary
+# a score. Between blocks it is easy to cut: one tensor of shape (batch, tokens, width) goes from each block to the
+# next.
 #
 # **Attention** is where tokens see each other. It makes three vectors of each token. A token's **query** is compared
 # with the **keys** of the tokens up to it. The better a key fits, the more the **value** of the same token counts in
@@ -678,9 +679,9 @@ print("language model, largest difference:", check_equal(expected, [torch.cat(ha
 #
 # The eight stations of the next network are very uneven. Stations 1 to 4 are convolutions to 64 channels, and station
 # 1 reads an image of one channel. Stations 1 and 2 work on 28 x 28 pixels, stations 3 and 4 on 14 x 14. Stations 5 to
-# 8 are linear layers with little work. A convolution does the same work at each pixel. **Predict** how many times as
-# much work station 2 has as station 3, and after which station to cut so that the larger of the two stages' loads is
-# as small as possible.
+# 8 are linear layers with little work. A convolution does the same work at each pixel. **Predict** the ratio of
+# station 2's work to station 3's, and after which station to cut so that the fuller stage has as little work as
+# possible.
 
 # %% tags=["prediction"]
 predicted = {"work of station 2, over station 3": 4, "best cut: after station": 2}
@@ -751,8 +752,8 @@ plt.show()
 # ### 4.3 The best cut (2 points)
 #
 # A chain of stages is as fast as its slowest stage. Given each layer's cost, find the cut whose slowest stage is as
-# fast as possible. Neither equal numbers of layers nor "fill a stage until it has its share" finds it. Your answer has
-# to be exact.
+# fast as possible. Neither equal numbers of layers nor "fill a stage until it has its share" always finds it. Your
+# answer has to be exact.
 #
 # There are 11 ways to cut 12 layers once, and almost 8 × 10^13 ways to cut 96 layers into 12 stages. The check tries
 # such a model, so trying all cuts does not finish.
@@ -1002,9 +1003,9 @@ print("parameters, largest difference from by hand:", check_equal(by_hand, [save
 #
 # * **Where the cut lies.** Neighbouring stages belong on devices with a fast link between them, because nothing hides
 #   the messages: both ranks wait while they travel.
-# * **The model.** Each rank builds its stage on the device meta, and `to_empty` gives it memory. That makes new
-#   parameters, so build the optimizer afterwards. One built earlier holds the old parameters, and the stage never
-#   learns.
+# * **The model.** Each rank builds its stage on the meta device, and `to_empty` gives it memory, still without
+#   values. It makes new parameters, so build the optimizer afterwards. One built earlier holds the old parameters,
+#   and the stage never learns.
 # * **The data.** Only the first rank needs the inputs, and only the last one the targets, in the same order.
 
 # %% [markdown]
@@ -1016,7 +1017,7 @@ print("parameters, largest difference from by hand:", check_equal(by_hand, [save
 #    `activations.backward(gradients)`.
 # 3. A cut saves memory but no time: with one batch at a time, all but one of p stages are idle.
 # 4. The fullest stage decides what fits, and the slowest one sets the pace. Profile before you cut.
-# 5. A parameter that two stages share comes apart without an error. Compare with one process, under SGD.
+# 5. A parameter that two stages share drifts apart without an error. Compare with one process.
 #
 # **Sources**
 #

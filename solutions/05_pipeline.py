@@ -9,9 +9,9 @@
 # step takes and how much memory it needs.
 #
 # In this chapter you write two schedules and run both on four ranks, by hand and with PyTorch. You also repair two
-# mistakes that people make: gradients of the wrong size, and neighbours that wait for each other. The notebook
-# `05_pipeline_further` goes on with interleaved and zero-bubble schedules, and with some whose line runs down the ranks
-# and up again.
+# mistakes that people make: wrongly scaled gradients, and neighbours that wait for each other. The notebook
+# `05_pipeline_further` goes on with interleaved and zero-bubble schedules, and with some whose line runs down the
+# ranks and up again.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt
@@ -193,10 +193,10 @@ compare(
 )
 
 # %% [markdown]
-# Smaller micro-batches make more messages, but the bytes stay the same. They do not depend on the number of layers in a
-# stage. Data parallelism would send the gradients of all layers. This is why pipelines run between nodes, where links
-# are slow. (With more rows in a step a pipeline sends more, and data parallelism does not: see section 3 of 04
-# further.)
+# Smaller micro-batches make more messages, but the bytes stay the same, however many layers a stage has. Data
+# parallelism would send the gradients of all layers. This is why a pipeline can run between nodes, where links are
+# slow. (With more rows in a step a pipeline sends more, and data parallelism does not: see section 3 of
+# `04_manual_split_further`.)
 #
 # ### A schedule is a list for each rank
 #
@@ -317,7 +317,7 @@ check("5.1", bubble_share)
 # %% [markdown]
 # ### Two percentages of the same bubble
 #
-# Papers divide the bubble by two different times. GPipe's authors take the total time of a step, which gives
+# Papers divide the bubble by either of two times. GPipe's authors take the total time of a step, which gives
 # $(p-1)/(m+p-1)$ ([Huang et al. 2019](https://arxiv.org/abs/1811.06965), section 2.3). Megatron-LM's authors take the
 # ideal time, in which no rank waits, and get $(p-1)/m$ ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473),
 # section 2.2.1).
@@ -545,7 +545,7 @@ print("scale_grads=False: largest difference", largest_difference(expected, [gra
 #
 # ### Bug hunt: chunks in a loop
 #
-# Some articles call the following module a pipeline, and say that it reduces the peak of memory. It cuts the batch into
+# Some articles call the following module a pipeline, and say that it reduces peak memory. It cuts the batch into
 # chunks and sends each of them through three stages on two GPUs. (The GPUs are comments here.)
 
 
@@ -642,7 +642,7 @@ print("30 rows: largest difference", largest_difference(at_once, [accumulated]))
 # ### 5.5 The scale of micro-batch gradients (2 points)
 #
 # Repair the loop. `backward()` adds to `.grad`, so the gradients of the micro-batches add up by themselves. Find the
-# scale with which they become the gradient of the mean loss over the whole batch, even if the last micro-batch is
+# scale that makes their sum the gradient of the mean loss over the whole batch, even if the last micro-batch is
 # smaller.
 
 # %%
@@ -689,7 +689,7 @@ check("5.5", micro_batch_gradients)
 
 # %%
 def both_send_first(rank):
-    mine = torch.empty(2**26, device=hardware.device())  # 256 MB
+    mine = torch.empty(2**26, device=hardware.device())  # 268 MB
     theirs = torch.empty_like(mine)
     dist.send(mine, dst=1 - rank)
     dist.recv(theirs, src=1 - rank)
@@ -884,8 +884,8 @@ print("parameters, largest difference:", check_equal(flat(model.parameters()), [
 #   meta device, without data, and fills in only its own layers.
 # * NCCL matches messages by their order: a rank has to receive in the order in which its neighbour sends.
 # * With data parallelism around the pipeline (chapter 7), gradients are averaged once in a step, after the last
-#   micro-batch. DDP and FSDP average in every backward pass unless you tell them not to (`no_sync`,
-#   `set_requires_gradient_sync`).
+#   micro-batch. DDP and FSDP average in every backward pass unless told not to (`no_sync`,
+#   `set_requires_gradient_sync`); `PipelineStage` tells them.
 
 # %% [markdown]
 # ## 9. Remember

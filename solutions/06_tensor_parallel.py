@@ -107,7 +107,7 @@ plt.show()
 #
 # `nn.Linear` stores the transpose of $A$, with the shape (out, in). A column cut of $A$ cuts dimension 0 of `weight`,
 # and the bias with it. A row cut cuts dimension 1, and the bias stays whole. From here on, the rows and columns of a
-# *weight* are those that PyTorch stores, the other way round.
+# *weight* are those that PyTorch stores; *column cut* and *row cut* still refer to $A$.
 #
 # Between the two matrices of an MLP stands the GELU. It is not linear, so partial results must be added up before it.
 # It acts on each number alone, so columns may stay where they are.
@@ -174,8 +174,8 @@ compare(
 
 # %% [markdown]
 # If A is cut in rows and B in columns, forward takes a sum before the GELU and a gather at the end. So cut the first
-# matrix in columns and the second in rows. The second number is the price of a finer cut. Each rank computes less and
-# holds less, but it hands over as much as before: the whole result of $tW$ numbers for $t$ tokens of width $W$.
+# matrix in columns and the second in rows. The second number is the price of a finer cut: each rank computes and
+# holds less, but hands over as much as before, the whole result of $tW$ numbers for $t$ tokens of width $W$.
 #
 # ### What a ring carries
 #
@@ -217,7 +217,7 @@ class SumBackward(torch.autograd.Function):
 # `full` is the whole layer, with the same values on every rank: build your part from it and do not keep it. The
 # process group is ready, so `dist.get_rank()` and `dist.get_world_size()` work. Remember two things:
 #
-# * A slice is a **view**: it lies in the memory of the whole matrix and keeps all of it alive. It may also not be
+# * A slice is a **view**: it lies in the memory of the whole matrix and keeps all of it alive. It is also not always
 #   **contiguous** (its numbers next to each other in memory), as collectives require. The shard needs memory of its
 #   own.
 # * The input may also bypass your layer, as in a residual connection. Leave the gradient on that path unchanged.
@@ -265,9 +265,9 @@ check("6.1", ColumnParallelLinear)
 # %% [markdown]
 # ### Forward out of a row cut
 #
-# A row cut ends with partial results, and forward adds them up. Here it is backward that has nothing to do: a term's
-# gradient is the gradient of the sum, which every rank has already. The two functions mirror each other. They are a
-# **conjugate pair**, which Shoeybi et al. call $f$ (above) and $g$ (below).
+# A row cut ends with partial results, and forward adds them up. Here backward has nothing to do: a term's gradient is
+# the gradient of the sum, which every rank has already. The two functions mirror each other. They are a **conjugate
+# pair**, which Shoeybi et al. call $f$ (above) and $g$ (below).
 
 
 # %%
@@ -532,8 +532,8 @@ plt.show()
 # each. On a ring they send $8 tW (n-1)/n$ numbers ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section
 # 3.2). Of the $12W^2 + 13W$ parameters all but $6W$ are cut.
 #
-# Many MLPs have three matrices: `w2(silu(w1(x)) * w3(x))` (SwiGLU). Cut `w1` and `w3` in columns, at the same places,
-# and `w2` in rows. There is still one $f$ and one $g$.
+# Many MLPs have three matrices: `w2(silu(w1(x)) * w3(x))` (SwiGLU). Give `w1` and `w3` a column cut, at the same
+# places, and `w2` a row cut. There is still one $f$ and one $g$.
 #
 # ### With PyTorch: DTensor and a plan
 #
@@ -570,9 +570,9 @@ def mesh():
 
 
 # %% [markdown]
-# With separate matrices `wq`, `wk` and `wv`, as in Llama and in your script, nothing more is needed. Our `qkv` holds
-# all three, and `ColwiseParallel` would cut straight through it: of two ranks, rank 0 would get all queries and half
-# of the keys. So its rows are reordered first. The attention also has to know that it has fewer heads now.
+# With separate matrices `wq`, `wk` and `wv`, as in Llama and in your script, the plan cuts whole heads. Our `qkv`
+# holds all three, and `ColwiseParallel` would cut straight through it: of two ranks, rank 0 would get all queries and
+# half of the keys. So its rows are reordered first. The attention also has to know that it has fewer heads now.
 
 
 # %%
@@ -715,7 +715,7 @@ compare(
 
 # %% [markdown]
 # Inside `loss_parallel()`, PyTorch's `cross_entropy` exchanges the maximum, the sum of the exponentials and the
-# target's logit, in place of 1,024 logits. Now write it yourself.
+# target's log-probability, in place of 1,024 logits.
 
 # %% [markdown]
 # ### 6.4 A cross-entropy over a shared vocabulary (3 points)
@@ -767,9 +767,8 @@ check("6.4", vocabulary_parallel_cross_entropy)
 # ### A language model, trained
 #
 # Now train a whole model with sequence parallelism, on the story that comes with the course. Its vocabulary is 72
-# characters. Embeddings are cut by words with `RowwiseParallel(input_layouts=Replicate())`; that of the positions
-# has no batch dimension. Without `loss_parallel`, the output's style would be
-# `ColwiseParallel(output_layouts=Replicate())`.
+# characters. Embeddings are cut by words with `RowwiseParallel(input_layouts=Replicate())`; that of the positions has
+# no batch dimension, hence its `Shard(0)`. Without `loss_parallel`, the head would have `output_layouts=Replicate()`.
 
 # %%
 MODEL_PLAN = {f"blocks.*.{name}": style for name, style in SEQUENCE_PLAN.items()} | {
@@ -893,8 +892,8 @@ for cut in (tensor_parallel_with_pytorch, without_reordering):
 #
 # ### Bug hunt: a slip of the pen in a plan
 #
-# [PyTorch's own tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) has contained a plan with
-# the key `feed_foward.w1`. Read the keys below. Is the output right, and what does each rank hold?
+# [PyTorch's own tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) had a plan with the key
+# `feed_foward.w1`. Read the keys below. Is the output right, and what does each rank hold?
 
 # %%
 SLIP = {"feed_foward.up": ColwiseParallel(), "feed_foward.down": RowwiseParallel()}
@@ -917,7 +916,7 @@ print("largest difference:", launch(output_difference, 2, with_slip)[0])
 # %% [markdown]
 # ## 6. Exercises
 #
-# | exercise | points | stands in |
+# | exercise | points | section |
 # |---|---|---|
 # | 6.1 A column cut as a layer | 2 | 4, after *Backward through a column cut* |
 # | 6.2 A row cut as a layer | 2 | 4, after *Forward out of a row cut* |
@@ -933,8 +932,8 @@ print("largest difference:", launch(output_difference, 2, with_slip)[0])
 # A block of GPT-3's width ($W$ = 12,288, $s$ = 2,048 tokens in a sequence, 16-bit numbers) takes $24 t W^2 + 4 t s W$
 # operations in forward and twice that in backward (Narayanan et al. 2021, appendix). The times are simulated, with
 # assumed speeds: 150 TFLOP/s ($150 \cdot 10^{12}$ floating-point operations a second) for a GPU, 250 GB/s for a ring
-# inside a machine of 8 GPUs, and between machines 25 GB/s with one network adapter a machine, or 200 GB/s with one a
-# GPU.
+# inside a machine of 8 GPUs, and between machines 25 GB/s with one network adapter per machine, or 200 GB/s with one
+# per GPU.
 
 
 # %%
@@ -965,18 +964,18 @@ for W in (2_048, 4_096, 8_192, 16_384):  # at 400 TFLOP/s, with links of 450 GB/
     print(f"width {W:6}: communication per computation on", ", ".join(shares))
 
 # %% [markdown]
-# To keep communication below a fifth of computation, which overlapping can hide, take at most $1 + 0.9\,W B / F$
-# ranks. Between machines, with a ninth of the link, even two ranks need a width of nearly 9,000.
+# To keep communication below a fifth of computation, so that overlapping can hide it, take at most $1 + 0.9\,W B / F$
+# ranks. Between machines, with a ninth of that bandwidth, even two ranks need a width of nearly 9,000.
 #
 # The model leaves out the latency of each hop, and matrix products that get too small to fill a GPU. In measurements
-# on 64 GPUs, each with an adapter, 8 ranks were best, the size of a machine (Narayanan et al. 2021, section 5.4.1,
+# on 64 GPUs, each with an adapter, 8 ranks, the size of a machine, were best (Narayanan et al. 2021, section 5.4.1,
 # figure 13).
 
 # %% [markdown]
 # ## 8. On a cluster: your own script
 #
-# * The group mostly stays inside a machine, because each layer waits for its all-reduce. Libraries cut the all-reduce
-#   into pieces that overlap with the products (in PyTorch: asynchronous tensor parallelism, through *symmetric memory*,
+# * The group mostly stays inside a machine, because each layer waits for its collectives. Libraries cut these into
+#   pieces that overlap with the products (in PyTorch: asynchronous tensor parallelism, through *symmetric memory*,
 #   which other GPUs read directly).
 # * Between machines there is data parallelism or a pipeline, in a second dimension of the mesh:
 #   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("data", "tensor"))`.
@@ -992,7 +991,8 @@ for W in (2_048, 4_096, 8_192, 16_384):  # at 400 TFLOP/s, with links of 450 GB/
 #   same windows, and the groups split the batch.
 # * `parallelize_module` cuts the embeddings, wq, wk, wv and wo, w1, w2 and w3, and the output. The two heads of keys
 #   and values allow two tensor ranks, not four.
-# * `DistributedDataParallel` does not take a model that is cut. Average the gradients yourself, as in 3.1.
+# * `DistributedDataParallel(model)` does not take a model that is cut. Average the gradients between the groups
+#   yourself, as in 3.1.
 # * The final parameters and the log equal those of a run on one rank, and `model.pt` holds whole tensors.
 #
 # Section 4 shows a plan that also cuts the sequence, as most people run it. You may do so here.

@@ -9,8 +9,8 @@
 # The new question is *who talks to whom*: every rank belongs to three groups, and each call goes to one of them. When a
 # call goes to the wrong group, the shapes still fit and nothing complains.
 #
-# At the end you have trained a language model on 2 x 2 x 2 = 8 ranks to the same parameters as in one process, and
-# you know what each group sends and which needs the fast links.
+# By the end you will have trained a language model on 2 x 2 x 2 = 8 ranks to the same parameters as in one process,
+# and will know what each group sends and which needs the fast links.
 
 # %% tags=["nbval-ignore-output"]
 import math
@@ -387,8 +387,8 @@ class SumForward(torch.autograd.Function):
 # | `bias`, a parameter | (width,) | the same on each |
 #
 # The ranks of a data group hold the same part and work on different rows of the global batch. `read_inputs(i, n)` and
-# `read_targets(i, n)` read the i-th of n equal blocks of its rows. Read what your rank works on, and no more: the data
-# dimension exists to share out the reading, too.
+# `read_targets(i, n)` read the i-th of n equal blocks of its rows (i from 0). Read what your rank works on, and no
+# more: the data dimension exists to share out the reading, too.
 #
 # Ask the mesh for sizes, coordinates and groups by the names of its dimensions, which may come in any order. You may
 # use `SumBackward.apply(x, group)` and `SumForward.apply(x, group)`.
@@ -672,9 +672,9 @@ for name in DIMENSIONS:
 # *Each bar is a call of rank 5. Tensor calls fill the two forward and the two backward passes, a pipeline call ends
 # each forward and begins each backward, and data calls come at the end only.*
 #
-# Activations grow with the tokens, and gradients do not. Data has so many calls because `sum_gradients` has no buckets.
-# DDP has them and overlaps them with backward. Around a stage, however, DDP would sum after *every* micro-batch, unless
-# `no_sync()` holds it back until the last one.
+# Activations grow with the tokens, and gradients do not. Data has so many calls because `sum_gradients` has no
+# buckets. DDP has them and overlaps them with backward. Around a stage, DDP has to wait for the last micro-batch:
+# `PipelineStage` holds it back with `no_sync()` until then.
 
 # %% [markdown]
 # ### 7.4 A step in three dimensions (4 points)
@@ -897,7 +897,7 @@ for rank in range(4):
 #
 # * Set tensor to 2, then to 4: it sends *more*, although every rank computes less.
 # * Increase data: tensor and pipeline send less, because a copy has fewer tokens.
-# * Find the grids in which the pipeline group spans machines of 8 ranks and the tensor group does not.
+# * Find the grids in which the pipeline group spans several machines of 8 ranks and the tensor group does not.
 
 # %%
 GPT_7_5B = {"layers": 36, "width": 4_096, "tokens": 512 * 2_048, "parameters": 7.5e9}
@@ -921,8 +921,8 @@ Explorer(draw_grid_and_bytes, data=(1, 4, 2), pipeline=(1, 4, 2), tensor=(1, 4, 
 # ## 8. On a cluster: the same grid under torchrun
 #
 # The script trains the model of section 4 on the grid that its arguments give. Data has to divide the 8 rows of a
-# batch, and tensor is 1 or 2, as there are two heads of keys. Below it runs on four processes; try `1 2 2` and `1 4
-# 1`, and `2 2 2` on eight.
+# batch, pipeline is at most 4 and at most 8 / data, and tensor is 1 or 2, as there are two heads of keys. Below it
+# runs on four processes; try `1 2 2` and `1 4 1`, and `2 2 2` on eight.
 
 # %%
 script = scratch() / "hybrid.py"
