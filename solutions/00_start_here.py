@@ -343,8 +343,8 @@ plt.show()
 # %% [markdown]
 # ## 8. On a cluster: the same variables, another launcher
 #
-# On a cluster, a launcher called `torchrun` starts your script on every machine. It tells each process who it is in
-# environment variables. `launch` sets the same variables.
+# On a cluster, a launcher called `torchrun` starts your script on every machine. Through environment variables it
+# tells each process who it is. `launch` sets the same variables.
 
 
 # %%

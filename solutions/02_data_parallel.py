@@ -897,7 +897,7 @@ Explorer(
 # %% [markdown]
 # *Left: the first bar also contains the optimizer's state, the whole batch and all outputs. Right: all GPUs compute
 # during forward and backward; otherwise only the first one works. Both are calculated, not measured. Much work for
-# each parameter pays: with 16 rows for each GPU and copies one by one, eight GPUs are several times slower than one.*
+# each parameter pays: with 2 rows for each GPU and copies one by one, eight GPUs are several times slower than one.*
 
 # %% [markdown]
 # ## 8. On a cluster: a script, and two processes that do not share

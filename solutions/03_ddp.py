@@ -519,8 +519,8 @@ print("world size 2, without the average:", largest_difference(alone, apart))
 #
 # ### As a script, under torchrun
 #
-# PyTorch's launchers cannot start a function of a notebook. `mp.spawn` sends it **pickled by reference**: the new
-# process gets its name and looks it up in its own `__main__`, which is empty.
+# `mp.spawn` cannot start a function of a notebook. It sends the function **pickled by reference**: the new process
+# gets its name and looks it up in its own `__main__`, which is empty.
 
 # %%
 import torch.multiprocessing as mp
@@ -839,8 +839,8 @@ for rank, (own, mean) in enumerate(launch(first_losses, 2)):
 print(f"one process: {first_loss(rank=0, world_size=1):.3f}")
 
 # %% [markdown]
-# A mean of means is right here, because the shares are equal. Where they differ, as in 3.5, add up the losses and the
-# numbers of rows over the ranks, and divide then.
+# A mean of means is right here, because the shares are equal. Where they differ, as in 3.5, add up the rows' losses
+# and the numbers of rows over the ranks, then divide.
 #
 # ### Bug hunt: an average without a collective
 #
@@ -957,7 +957,8 @@ explore.Explorer(
 #   wait in `dist.barrier()`, which all ranks call.
 # * **The slowest link decides.** A ring passes through every link, and links between machines are slower than those
 #   inside.
-# * **Failures.** When one rank dies, torchrun ends all and can start them again from a checkpoint (chapter 9).
+# * **Failures.** When one rank dies, torchrun ends all and can start them again; the script then loads its checkpoint
+#   (chapter 9).
 
 # %% [markdown]
 # ### 3.6 Your own script, on several ranks

@@ -234,8 +234,9 @@ print(*launch(write_profile, 4, scratch()))
 
 # %% [markdown]
 # Take one of the files `scratch/profile_0.json` to `profile_3.json` to [ui.perfetto.dev](https://ui.perfetto.dev), a
-# page that draws it: it stays in your browser. You see a lane for each thread, and operators inside of operators. The
-# file is plain JSON, so a few lines of Python can look at all ranks at once, which nobody can do by eye for 1,024.
+# page that draws it; the file stays in your browser. You see a lane for each thread, and operators inside of
+# operators. The file is plain JSON, so a few lines of Python can look at all ranks at once, which nobody can do by
+# eye for 1,024.
 
 # %%
 import json
@@ -307,10 +308,10 @@ plots.timeline(steps, title="Three ranks' all-reduces are long: they wait for ra
 plt.show()
 
 # %% [markdown]
-# *Ranks 0, 1 and 3 compute at once, and their all-reduces last until rank 2 has come. Rank 2 loads for 200 ms and
-# computes last, and its own all-reduces are short.*
+# *Ranks 0, 1 and 3 compute without waiting, and their all-reduces last until rank 2 has come. Rank 2 loads for 200 ms
+# and computes last, and its own all-reduces are short.*
 #
-# So a long all-reduce says little about the network. The rank that everybody waits for is the one with the least time
+# So a long all-reduce says little about the links. The rank that everybody waits for is the one with the least time
 # in collectives, and with 1,024 ranks you find it by sorting that number. Whatever it does instead is what you have
 # to fix: here a loader, and no faster link would help. Of the remaining communication, count only the **exposed**
 # part, during which the rank computes nothing.
@@ -376,9 +377,9 @@ check("3.8", where_time_goes)
 #
 # The machinery of DDP, in one class. It is the longest exercise of the chapter: plan an evening for it.
 #
-# With `average_gradients` of 3.1 the network rests while backward runs, and then every rank rests while the network
-# works. DDP starts earlier. Backward computes the last layer's gradients first. As soon as a **bucket** of gradients
-# is complete, DDP starts its all-reduce with `async_op=True` and lets backward go on.
+# With `average_gradients` of 3.1 the links rest while backward runs, and then every rank rests while the links work.
+# DDP starts earlier. Backward computes the last layer's gradients first. As soon as a **bucket** of gradients is
+# complete, DDP starts its all-reduce with `async_op=True` and lets backward go on.
 #
 # Three things decide whether the result is right:
 #
@@ -886,15 +887,15 @@ for rank in range(2):
     print(f"rank {rank}, in {function}: {script.read_text().splitlines()[int(number) - 1].strip()}")
 
 # %% [markdown]
-# Rank 0 is in `test_loss`. Rank 1 will never come there: it stands in the barrier behind it. Four more tools are
-# worth knowing before you need them.
+# Rank 0 is in `test_loss`. Rank 1 will never come there: it waits in the barrier after it. Four more tools are worth
+# knowing before you need them.
 #
 # | set before the run | what you get |
 # |---|---|
 # | `TORCH_DISTRIBUTED_DEBUG=DETAIL` | each call is compared on all ranks before it begins: "Detected mismatch between collectives on ranks", with both names, at once. It costs one exchange for each call |
 # | `TORCH_NCCL_DUMP_ON_TIMEOUT=1`, `TORCH_FR_DUMP_TEMP_FILE=/shared/calls_` | with NCCL, each rank writes its record when the time limit strikes. `torchfrtrace` (it comes with PyTorch) reads the files of all ranks and names the call that lacks a rank |
 # | `NCCL_DEBUG=INFO` | with NCCL, each rank prints what it chose when it made its groups: version, devices, network adapter. Look here first if the ranks never get as far as the first collective |
-# | `torch.distributed.debug.start_debug_server()` in the script | a page that shows stacks and records of all ranks while they hang |
+# | `torch.distributed.debug.start_debug_server()` in the script | a page that shows stacks and records of all ranks while they hang (needs `tabulate`, `requests`) |
 #
 # ([NCCL's variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html), [the flight
 # recorder's tutorial](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html), [a hang found with
@@ -904,7 +905,7 @@ for rank in range(2):
 # %% [markdown]
 # ## 6. Exercises
 #
-# 3.8 Where the time of a step goes (2 points) and 3.4 DDP that overlaps (5 points) stand in section 4, behind the
+# 3.8 Where the time of a step goes (2 points) and 3.4 DDP that overlaps (5 points) are in section 4, after the
 # profile; 3.7 Your own script is in section 8. (The numbers do not follow the order.)
 
 # %% [markdown]

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Quick reference
 #
-# What the course explains, in tables: which parallelism when, the formulas, the messages and what to do, the
-# words. Each row names the chapter that derives, measures or explains it: 03: 3 is
-# section 3 of chapter 3, and 03: 4 section 4 of the notebook that goes beyond it.
+# What the course explains, in tables: which parallelism when, the formulas, the messages and what to do, the words.
+# Each row names the chapter that derives, measures or explains it: 03: 3 is section 3 of chapter 3, and 03 further: 4
+# section 4 of the notebook that goes beyond it.
 
 # %% [markdown]
 # ## Which parallelism when
@@ -20,9 +20,9 @@ plt.show()
 # *Ask from top to bottom; the two questions between the lines stand beside the others. Pink is what a rank holds of
 # the model: all of it, a piece of every layer, a part of every layer's columns, some layers, or all but some experts.*
 #
-# FSDP's gathers hide where each rank has enough tokens, on H100s in several machines about 2,500 (08: 4, *Prefetch*).
-# More ranks then need a larger global batch, which has a limit (03 further: 4, *Batch size and learning rate*). Where
-# it is reached, cut layers.
+# FSDP's gathers are hidden where each rank has enough tokens, on H100s in several machines about 2,500 (08: 4,
+# *Prefetch*). More ranks then need a larger global batch, which has a limit (03 further: 4, *Batch size and learning
+# rate*). Where it is reached, cut layers.
 #
 # | what | a rank holds, of the model states | a rank sends in a step | what it cannot do | in numbers | chapter |
 # |---|---|---|---|---|---|
@@ -37,11 +37,12 @@ plt.show()
 # | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | Mixtral 8x7B: 47 billion parameters, of which a token meets 13 | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
 #
-# For a model and GPUs of your own, `python -m course_utils plan --help` tries all of them but the first and the last
+# For a model and GPUs of your own, `python -m course_utils plan` tries all of them but the first and the last
 # (chapter 12), or answers for a layout that you give it; `python -m course_utils trace --help` runs your program as
 # one rank of thousands, or as several, and says whether their calls match.
 #
-# Activations too large? First recompute: a third more computing, nothing more is sent (08 further: 4).
+# Activations too large? First recompute: a third more computing; nothing more is sent unless layers are cut (08
+# further: 4).
 #
 # Cutting a model without micro-batches (chapter 4) saves memory but no time: with p stages, each is idle for
 # 1 - 1/p of the time. The `nn.DataParallel` of chapter 2 is here for old code only.
@@ -210,9 +211,9 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *holds no progress that can be read* | the file is not one that `export_progress` wrote |
 # | *another kernel holds* | two kernels write at once, or one died; run the cell again after ten seconds |
 #
-# Your progress is one small file on your machine. These calls are in `course_exercises`, and
-# `python -m course_utils progress --help` tells how to do the same in a terminal. None of them touches your answers,
-# and each keeps what was there before in a file.
+# Your progress is one small file on your machine. These calls are in `course_exercises`, and `python -m course_utils
+# progress --help` says how to do the same in a terminal. None of them touches your answers, and each keeps what was
+# there before in a file.
 #
 # | call | what it does |
 # |---|---|
