@@ -75,12 +75,17 @@ class SeenCall:
     blocks: bool  # it was made without `async_op`, where it could have been made with it
     beside: list[int]  # the calls that were under way, by their numbers
     work: dist.Work | None = field(default=None, repr=False)
+    made: list[int] = field(default_factory=list)  # the tensors' versions when the call was made
+
+    def follow(self, work: dist.Work | None) -> None:
+        """Begins to follow what the call has returned."""
+        self.work, self.made = work, versions(self.payload)
 
 
 @dataclass
 class Sent:
-    """The calls of a block, in their order; unwaited: the kinds of those for which nobody has waited;
-    too_little: whether they have moved less than they must."""
+    """The calls of a block, in their order; unwaited: the kinds of those for which nobody has waited, or
+    not before their tensor was changed; too_little: whether they have moved less than they must."""
 
     calls: list[SeenCall] = field(default_factory=list)
     unwaited: list[str] = field(default_factory=list)
@@ -120,6 +125,8 @@ class Sent:
         for call in self.open_calls():
             if call.work is work:
                 call.work = None
+                if versions(call.payload) != call.made:
+                    self.unwaited.append(f"{call.kind}, before its tensor is changed")
 
     def let_go(self) -> None:
         """Lets go of the tensors of calls that are over, for whoever looks at what is alive."""
@@ -149,15 +156,13 @@ def following(least: int = 1) -> Iterator[Sent]:
         if intercept.python_caller() is None:
             return None
 
-        def keep(work: dist.Work | None) -> None:  # also as gloo gives up a send whose Work is gone
-            call.work = work
-
-        return lambda result: intercept.hand_work(result, keep)
+        # kept also as gloo gives up a send whose Work is gone
+        return lambda result: intercept.hand_work(result, call.follow)
 
     with hearing_waits(sent.on_wait), intercept.listening(on_call):
         yield sent
     unwaited = sent.open_calls()
-    sent.unwaited = [call.kind for call in unwaited]
+    sent.unwaited += [call.kind for call in unwaited]
     moved = sum(call.elements for call in sent.calls)
     sent.too_little = dist.get_world_size() > 1 and moved < least
     for call in unwaited:
@@ -165,12 +170,18 @@ def following(least: int = 1) -> Iterator[Sent]:
     sent.calls = [replace(call, payload=[], work=None) for call in sent.calls]
 
 
+def versions(tensors: list[Tensor]) -> list[int]:
+    """How often each was changed in place. A view counts what is done to other parts of its base as well, so
+    it is left out."""
+    return [t._version for t in tensors if not (t._is_view() or t.is_inference())]
+
+
 def must_have_waited(unwaited: list[list[str]]) -> None:
-    """Raises Wrong where a rank has not waited for one of its calls, whether or not the result had come by
-    chance. `unwaited` has the kinds of these calls, by rank."""
+    """Raises Wrong where a rank has not waited for one of its calls, or too late, whether or not the result
+    had come by chance. `unwaited` has the kinds of these calls, by rank."""
     for rank, kinds in enumerate(unwaited):
         if kinds:
-            got = f"on rank {rank} nobody waits for: {', '.join(dict.fromkeys(kinds))}"
+            got = f"on rank {rank} nobody waits for: {'; '.join(dict.fromkeys(kinds))}"
             raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 

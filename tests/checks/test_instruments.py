@@ -48,6 +48,22 @@ def test_calls_are_kept_with_what_was_under_way():
     assert ("all_reduce", torch.float64) in sent.dtypes
 
 
+def changes(rank):
+    flat = ones(4)
+    with following() as sent:
+        own, halves = ones(2), flat.split(2)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (own, halves[0])]
+        halves[1].mul_(2)  # another part of the same memory
+        own /= 2
+        for work in works:
+            work.wait()
+    return sent.unwaited
+
+
+def test_a_tensor_that_is_changed_under_way_is_seen():
+    assert launch(changes, 2) == [["all_reduce, before its tensor is changed"]] * 2
+
+
 def test_memory_that_is_freed_or_gone_is_not_alive():
     memory, kept, freed = Memory(), torch.ones(3), torch.ones(3)
     for number, tensor in enumerate((kept, freed, torch.ones(3))):

@@ -37,6 +37,16 @@ usual("3.1", averages_in_sorted_order, "rounded", "one-rank-only", "not-waited",
 usual("3.1", averages_in_sorted_order, "two-ranks", "around-the-calls")
 
 
+@wrong("3.1", names="not-waited")
+def divides_before_it_waits(model):
+    works = []
+    for gradient in _with_zeros(model):
+        works.append(dist.all_reduce(gradient, async_op=True))
+        gradient /= dist.get_world_size()
+    for work in works:
+        work.wait()
+
+
 @wrong("3.1", names="sum-not-mean")
 def forgets_to_divide(model):
     for parameter in model.parameters():
