@@ -185,6 +185,35 @@ def sends_to_nobody(rank, guilty):
         dist.isend(ones(), other(guilty))  # <- here
 
 
+@says("rank {other} waits in recv from rank {guilty}", "rank {guilty} finished without sending it")
+def leaves_out_a_send_of_a_batch(rank, guilty):
+    here, left = ones(), ones()
+    works = [dist.irecv(left, (rank - 1) % RANKS)]
+    works += [dist.isend(here, other(rank))] if rank != guilty else []
+    for work in works:
+        work.wait()  # <- here
+
+
+@says("rank {guilty}: broadcast of float32 [1] from rank {guilty}", "name the same src")
+def broadcasts_from_another_rank(rank, guilty):
+    dist.broadcast(ones(), rank if rank == guilty else other(guilty))  # <- here
+
+
+@says("rank {guilty} finished without calling it", "called there before: all have")
+def stops_a_step_early(rank, guilty):
+    for step in range(3):
+        if (rank, step) == (guilty, 2):
+            break
+        dist.all_reduce(ones())  # <- here
+
+
+@says("wait in all_reduce", "different groups: all ranks have")
+def uses_its_groups_in_another_order(rank, guilty):
+    groups = [dist.new_group(), dist.new_group()]
+    for group in groups[:: -1 if rank == guilty else 1]:
+        dist.all_reduce(ones(), group=group)
+
+
 @says("rank {guilty} waits in the store for 'ready'", "finished without setting it")
 def waits_for_a_key(rank, guilty):
     if rank == guilty:

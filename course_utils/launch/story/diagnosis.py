@@ -19,6 +19,11 @@ _SAME_OPERATION = _SAME + "the same reduce operation."
 _ALL_GROUPS = "Every rank has to make every group, also those that it is not in, in the same order."
 _SAME_SPLITS = "In an all-to-all a rank has to expect from each other one as many rows as that one\nsends to it."
 _SAME_PARTS = "A rank has to expect from each other one as much as that one hands over."
+_SAME_ROOT = "All ranks of a group have to name the same src, or the same dst."
+_SAME_STEPS = "Ranks that finished have called there before: all have to make equally many steps."
+_GROUPS_IN_ORDER = (
+    "These calls are in different groups: all ranks have to use groups in the same order."
+)
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
 _SAME_TAG = "A message has to be sent and received with the same tag."
 _FACING = {
@@ -296,12 +301,30 @@ class _Story:
             lines += [f"  {now}", *_quote(each.where)]
         lines += self._apart({number: each.call for number, each in waiting.items()})
         lines += _advice([(each.call, self._through(number)) for number, each in waiting.items()])
+        lines += self._order(waiting)
         if self.nccl:
             lines.append(_NCCL_STUCK)
         made = {number: each.call for number, each in waiting.items() if each.call}
         lines += self._dropped(made)
         first = min(waiting)
         return self._missed(made, lines, first, "timeout", self.states[first].where)
+
+    def _order(self, waiting):
+        """What has to hold where the calls that wait are right, and come too often or in another order."""
+        calls = {n: each.call for n, each in waiting.items() if each.call and each.call.tensors}
+        lacks = {n: self.meetings.lacks(n, call) for n, call in calls.items()}
+        groups = {(call.world, call.group) for call in calls.values()}
+        if len(groups) > 1 and all(who & calls.keys() for who in lacks.values()):
+            return [_GROUPS_IN_ORDER]
+        finished = {rank.number for rank in self.ranks if rank.finished}
+        for number, call in calls.items():
+            named = (
+                call.is_message or self._through(number) in _THROUGH
+            )  # it has a sentence of its own
+            ended = call.where and not named and lacks[number] <= finished
+            if ended and self.meetings.been_there(lacks[number], call):
+                return [_SAME_STEPS]
+        return []
 
     def _through(self, number):
         """The function that has made the call of a rank that waits. Who lacks in DDP's forward has not called it at
@@ -434,6 +457,8 @@ def _rule(meeting):
     same_type = len({call.dtype for call in meeting}) == 1
     if same_type and kinds in ({"all_to_all_single"}, {"all_to_all"}):
         return _SAME_SPLITS
+    if len({(call.kind, call.tensors) for call in meeting}) == 1 < len({c.peer for c in meeting}):
+        return _SAME_ROOT
     if not same_type or len(set(map(str, meeting))) > 1:
         return _SAME_CALLS
     return _SAME_PARTS if all(call.splits for call in meeting) else _SAME_OPERATION

@@ -168,6 +168,9 @@ def _living(rank, meetings, stacks, at_socket):
             call = meetings.numbered(rank.number, first)
             line = call.where
         path = [line] if line else path
+    elif name == "wait" and lacking and not stands and not thread:
+        # For one that it made earlier: its newest has met all that it needs.
+        call = meetings.numbered(rank.number, next(iter(lacking)))
     waits_in = _in_words(name, call)
     return State(f"was waiting in {waits_in}{before}{thread}", path, waits_in, name, call)
 
