@@ -173,7 +173,8 @@ def following(least: int = 1) -> Iterator[Sent]:
 def versions(tensors: list[Tensor]) -> list[int]:
     """How often each was changed in place. A view counts what is done to other parts of its base as well, so
     it is left out."""
-    return [t._version for t in tensors if not (t._is_view() or t.is_inference())]
+    own = (t for t in tensors if not (private.is_view(t) or t.is_inference()))
+    return [private.version.of(tensor) for tensor in own]
 
 
 def must_have_waited(unwaited: list[list[str]]) -> None:

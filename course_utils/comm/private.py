@@ -98,6 +98,7 @@ PINNING_FILE = ("torch", "utils", "data", "_utils", "pin_memory.py")
 dispatch_mode = Name("torch.utils._python_dispatch.TorchDispatchMode", _NoMode)
 tree_leaves = Name("torch.utils._pytree.tree_leaves")
 address, below = Name("_cdata"), Name("_op")  # of a storage; an operator without PyTorch's frame
+version = Name("_version")  # of a tensor: how often it was changed in place
 backward_task = Name("torch._C._current_graph_task_id")  # the backward pass that goes on
 engine = Name("torch.autograd.Variable._execution_engine")
 # The device and the groups of NCCL's rules.

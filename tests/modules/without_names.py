@@ -209,6 +209,7 @@ PROGRAMS = {
     "untyped": _ranks(_typed),
     **dict.fromkeys(("dispatch_mode", "address"), _metered),
     "below": _used_early,
+    "version": lambda: ranks.versions([torch.ones(2)]),
     **dict.fromkeys(("backward_task", "engine"), _ranks(_traced)),
     **dict.fromkeys(
         (
