@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -49,7 +50,19 @@ def call(command: list[str], seconds: float, folder: Path) -> int:
         print(f"\n{' '.join(command)}\nwas still running at its limit, and was ended.")
         return 1
     finally:
-        _end(process)
+        with _undisturbed():
+            _end(process)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Within the block, who tells this process to end a second time is not heard: it is ending."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _ended(process: subprocess.Popen, seconds: float) -> bool:
