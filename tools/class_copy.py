@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = Path(__file__).with_name("class_readme.md")
 FOLDERS = [".binder", ".devcontainer", ".vscode", "cluster", "data", "notebooks"]
 FILES = [
-    ".gitignore", "AGENTS.md", "LICENSE", "Makefile", "environment.yml", "pyproject.toml", "requirements.txt",
-    "requirements-lock.txt", "tools/setup_env.py",
+    ".gitignore", "AGENTS.md", "LICENSE", "Makefile", "environment.yml", "pyproject.toml",
+    "requirements.txt", "requirements-lock.txt", "tools/setup_env.py",
 ]  # fmt: skip
 TARGETS = {"help", "setup", "lab"}  # what of the Makefile works without the rest of tools/
 LEFT_OUT = {"course_grader"}  # it judges with the answers beside it, and no other package uses it

@@ -3,8 +3,8 @@
 The first row of RULE that fits a test's id, "folder/file.py::Class::test[case]", decides. Of the wrong
 answers, an exercise's first with each of the COMMON mistakes is quick; of the techniques, each on its
 most ranks. Neither command runs what a check in a solved notebook does, nor a mistake's second wrong
-answer, which the nightly soak tries. What is quick has six minutes of
-a processor, collecting included; build/tests/summary.txt tells what it takes.
+answer, which the nightly soak tries. What is quick has six minutes of a processor, collecting included;
+build/tests/summary.txt tells what it takes.
 """
 
 import re

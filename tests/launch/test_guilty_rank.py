@@ -166,7 +166,7 @@ def exchanges_other_numbers(rank, guilty):
     dist.all_to_all_single(torch.empty_like(rows), rows)  # <- here
 
 
-@says("rank {guilty}: broadcast of float32 [1] from rank {guilty}")
+@says("rank {guilty}: broadcast of float32 [1] from rank {guilty}", "name the same src")
 def broadcasts_its_own(rank, guilty):
     dist.broadcast(ones(), guilty if rank == guilty else other(guilty))  # <- here
 
@@ -192,11 +192,6 @@ def leaves_out_a_send_of_a_batch(rank, guilty):
     works += [dist.isend(here, other(rank))] if rank != guilty else []
     for work in works:
         work.wait()  # <- here
-
-
-@says("rank {guilty}: broadcast of float32 [1] from rank {guilty}", "name the same src")
-def broadcasts_from_another_rank(rank, guilty):
-    dist.broadcast(ones(), rank if rank == guilty else other(guilty))  # <- here
 
 
 @says("rank {guilty} finished without calling it", "called there before: all have")

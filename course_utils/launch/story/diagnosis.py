@@ -318,11 +318,9 @@ class _Story:
             return [_GROUPS_IN_ORDER]
         finished = {rank.number for rank in self.ranks if rank.finished}
         for number, call in calls.items():
-            named = (
-                call.is_message or self._through(number) in _THROUGH
-            )  # it has a sentence of its own
-            ended = call.where and not named and lacks[number] <= finished
-            if ended and self.meetings.been_there(lacks[number], call):
+            advised = call.is_message or self._through(number) in _THROUGH
+            ended = call.where and lacks[number] <= finished
+            if ended and not advised and self.meetings.been_there(lacks[number], call):
                 return [_SAME_STEPS]
         return []
 
