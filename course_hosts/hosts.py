@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any, Protocol
 
+from course_utils.comm.interrupts import uninterrupted
 from course_utils.launch.keepers import server
-from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.ranks import elsewhere, job, packing
 from course_utils.launch.ranks.output import Output
 from course_utils.launch.story import calls, stacks

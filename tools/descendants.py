@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from course_utils.comm.fair import FairClock
+from course_utils.comm.interrupts import uninterrupted
 
 _SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 PATIENCE = 20  # seconds for fixtures that stop what they have started
@@ -50,19 +50,8 @@ def call(command: list[str], seconds: float, folder: Path) -> int:
         print(f"\n{' '.join(command)}\nwas still running at its limit, and was ended.")
         return 1
     finally:
-        with _undisturbed():
+        with uninterrupted(), uninterrupted(signal.SIGTERM):  # who asks twice waits for the end too
             _end(process)
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Within the block, who tells this process to end a second time is not heard: it is ending."""
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _ended(process: subprocess.Popen, seconds: float) -> bool:

@@ -6,5 +6,4 @@ sockets      where the ranks' sockets lie, however long the temporary folder's n
 family       processes below others, and orphans
 janitor      ends ranks and jobs, and removes folders, when the kernel itself is killed; handles of
              processes, which mean no other one
-interrupts   what an interrupt must not break off
 """

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from multiprocessing import connection
 
+from course_utils.comm.interrupts import uninterrupted
 from course_utils.launch.keepers import forks
-from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.keepers.janitor import Handle, janitor
 
 # Where modules are looked for comes first: the learner may have a queue.py in the working folder.

@@ -7,8 +7,8 @@ import weakref
 from contextlib import AbstractContextManager, ExitStack
 
 from course_utils.comm.events import note
+from course_utils.comm.interrupts import uninterrupted
 from course_utils.launch.keepers import server
-from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.ranks import arguments, elsewhere, job, live, packing, rank
 from course_utils.launch.ranks.process import RankProcess
 from course_utils.launch.story import diagnosis, frames
